@@ -1,0 +1,2 @@
+//! The CNI plugin.
+fn main() {}
