@@ -1,1 +1,4 @@
-//! Skein dataplane.
+//! The Skein datapath.
+
+pub mod ids;
+pub mod io;
