@@ -1,1 +1,4 @@
 //! Skein dataplane.
+
+pub mod parse;
+pub mod wire;
