@@ -430,7 +430,7 @@ fn fragment(
         return Ok(Fragment::None);
     }
     let beyond = usize::from(offset) + payload_len > usize::from(u16::MAX);
-    let ragged = more && (payload_len == 0 || payload_len % 8 != 0);
+    let ragged = more && (payload_len == 0 || !payload_len.is_multiple_of(8));
     // At eight bytes in, it would overwrite the flags of a TCP header that the first fragment
     // had shown (RFC 3128).
     let overwrites_tcp = protocol == protocol::TCP && offset == 8;

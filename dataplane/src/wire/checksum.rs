@@ -34,7 +34,7 @@ impl Sum {
 
     /// This sum with `bytes` added after all that came before.
     #[must_use]
-    pub fn add(self, bytes: &[u8]) -> Self {
+    pub fn with(self, bytes: &[u8]) -> Self {
         let piece = fold64(sum_words(bytes));
         let piece = if self.odd { piece.swap_bytes() } else { piece };
         Self {
@@ -45,7 +45,7 @@ impl Sum {
 
     /// This sum with one big-endian word added, at an even position.
     #[must_use]
-    pub fn add_u16(self, value: u16) -> Self {
+    pub fn with_u16(self, value: u16) -> Self {
         Self {
             words: self.words + u64::from(value.to_be()),
             odd: self.odd,
@@ -100,10 +100,10 @@ const fn fold64(mut sum: u64) -> u16 {
 #[must_use]
 pub fn pseudo_v4(src: [u8; 4], dst: [u8; 4], protocol: u8, len: u16) -> Sum {
     Sum::new()
-        .add(&src)
-        .add(&dst)
-        .add_u16(u16::from(protocol))
-        .add_u16(len)
+        .with(&src)
+        .with(&dst)
+        .with_u16(u16::from(protocol))
+        .with_u16(len)
 }
 
 /// Sum of the IPv6 pseudo-header (RFC 8200 section 8.1); `len` is that of the upper-layer
@@ -111,11 +111,11 @@ pub fn pseudo_v4(src: [u8; 4], dst: [u8; 4], protocol: u8, len: u16) -> Sum {
 #[must_use]
 pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], next_header: u8, len: u32) -> Sum {
     Sum::new()
-        .add(&src)
-        .add(&dst)
-        .add_u16((len >> 16) as u16)
-        .add_u16(len as u16)
-        .add_u16(u16::from(next_header))
+        .with(&src)
+        .with(&dst)
+        .with_u16((len >> 16) as u16)
+        .with_u16(len as u16)
+        .with_u16(u16::from(next_header))
 }
 
 /// `checksum` after one 16-bit word changed from `old` to `new` (RFC 1624 equation 3).
@@ -129,8 +129,8 @@ pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
 pub fn update_bytes(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     update(
         checksum,
-        Sum::new().add(old).fold(),
-        Sum::new().add(new).fold(),
+        Sum::new().with(old).fold(),
+        Sum::new().with(new).fold(),
     )
 }
 
@@ -146,8 +146,8 @@ pub const fn update_partial(field: u16, old: u16, new: u16) -> u16 {
 pub fn update_partial_bytes(field: u16, old: &[u8], new: &[u8]) -> u16 {
     update_partial(
         field,
-        Sum::new().add(old).fold(),
-        Sum::new().add(new).fold(),
+        Sum::new().with(old).fold(),
+        Sum::new().with(new).fold(),
     )
 }
 
@@ -168,7 +168,7 @@ pub fn is_partial(pseudo: Sum, field: u16) -> bool {
 /// still in place, and all of its payload. For UDP pass the result through [`udp_nonzero`].
 #[must_use]
 pub fn complete<'a>(segments: impl IntoIterator<Item = &'a [u8]>) -> u16 {
-    segments.into_iter().fold(Sum::new(), Sum::add).checksum()
+    segments.into_iter().fold(Sum::new(), Sum::with).checksum()
 }
 
 /// Computes a TCP, UDP or ICMPv6 checksum afresh: `segments` are the L4 header and payload
@@ -177,7 +177,9 @@ pub fn complete<'a>(segments: impl IntoIterator<Item = &'a [u8]>) -> u16 {
 #[must_use]
 pub fn transport<'a>(pseudo: Sum, segments: impl IntoIterator<Item = &'a [u8]>, field: u16) -> u16 {
     // Taking the field out of the sum is adding its complement.
-    let sum = segments.into_iter().fold(pseudo.add_u16(!field), Sum::add);
+    let sum = segments
+        .into_iter()
+        .fold(pseudo.with_u16(!field), Sum::with);
     sum.checksum()
 }
 
@@ -185,5 +187,5 @@ pub fn transport<'a>(pseudo: Sum, segments: impl IntoIterator<Item = &'a [u8]>, 
 /// minus zero. UDP over IPv4 without a checksum is for the caller to let pass.
 #[must_use]
 pub fn verify<'a>(pseudo: Sum, segments: impl IntoIterator<Item = &'a [u8]>) -> bool {
-    segments.into_iter().fold(pseudo, Sum::add).fold() == 0xffff
+    segments.into_iter().fold(pseudo, Sum::with).fold() == 0xffff
 }

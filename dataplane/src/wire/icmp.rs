@@ -201,7 +201,7 @@ pub fn build_error(
     let (header, body) = message.split_first_chunk_mut::<HEADER_LEN>()?;
     *header = error.header();
     body.copy_from_slice(quote);
-    let sum = checksum::Sum::new().add(header).add(body).checksum();
+    let sum = checksum::Sum::new().with(header).with(body).checksum();
     put_u16(header, CHECKSUM_OFFSET, sum);
     Some(ethernet::HEADER_LEN + ipv4::HEADER_LEN + HEADER_LEN + quote_len)
 }

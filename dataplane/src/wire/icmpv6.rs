@@ -167,7 +167,7 @@ pub(super) fn write_checksum(message: &mut [u8], src: [u8; 16], dst: [u8; 16]) {
     };
     put_u16(header, CHECKSUM_OFFSET, 0);
     let pseudo = checksum::pseudo_v6(src, dst, protocol::ICMPV6, len);
-    let sum = pseudo.add(message).checksum();
+    let sum = pseudo.with(message).checksum();
     if let Some(header) = message.first_chunk_mut::<HEADER_LEN>() {
         put_u16(header, CHECKSUM_OFFSET, sum);
     }

@@ -152,8 +152,8 @@ impl<'a> Ipv4<'a> {
     #[must_use]
     pub fn checksum_ok(self) -> bool {
         checksum::Sum::new()
-            .add(self.fixed)
-            .add(self.options)
+            .with(self.fixed)
+            .with(self.options)
             .fold()
             == 0xffff
     }
@@ -296,6 +296,6 @@ pub fn write_header(out: &mut [u8; HEADER_LEN], fields: &Ipv4Fields) {
     put_u16(out, CHECKSUM_OFFSET, 0);
     out[SRC_OFFSET..DST_OFFSET].copy_from_slice(&fields.src);
     out[DST_OFFSET..].copy_from_slice(&fields.dst);
-    let sum = checksum::Sum::new().add(out).checksum();
+    let sum = checksum::Sum::new().with(out).checksum();
     put_u16(out, CHECKSUM_OFFSET, sum);
 }

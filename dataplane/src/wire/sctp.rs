@@ -131,7 +131,7 @@ impl Default for Crc32c {
 impl Crc32c {
     /// This CRC with `bytes` added.
     #[must_use]
-    pub fn add(self, bytes: &[u8]) -> Self {
+    pub fn with(self, bytes: &[u8]) -> Self {
         Self(bytes.iter().fold(self.0, |crc, &byte| {
             crc >> 8 ^ TABLE[usize::from(crc as u8 ^ byte)]
         }))
@@ -156,9 +156,9 @@ pub fn checksum<'a>(segments: impl IntoIterator<Item = &'a [u8]>) -> u32 {
         let before = CHECKSUM_OFFSET.saturating_sub(position).min(segment.len());
         let through = FIELD_END.saturating_sub(position).min(segment.len());
         crc = crc
-            .add(&segment[..before])
-            .add(&[0; 4][..through - before])
-            .add(&segment[through..]);
+            .with(&segment[..before])
+            .with(&[0; 4][..through - before])
+            .with(&segment[through..]);
         position = position.saturating_add(segment.len());
     }
     crc.finish()
@@ -201,7 +201,7 @@ mod tests {
             (&descending[..], 0x113f_db5c),
         ] {
             assert_eq!(
-                Crc32c::default().add(bytes).finish(),
+                Crc32c::default().with(bytes).finish(),
                 expected,
                 "{bytes:02x?}"
             );
@@ -221,7 +221,7 @@ mod tests {
             let pieces = [&packet[..first], &packet[first..second], &packet[second..]];
             prop_assert_eq!(checksum(pieces), whole);
             packet[8..12].fill(0);
-            prop_assert_eq!(Crc32c::default().add(&packet).finish(), whole);
+            prop_assert_eq!(Crc32c::default().with(&packet).finish(), whole);
         }
     }
 }
