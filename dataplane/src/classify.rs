@@ -56,9 +56,15 @@ pub fn overlay<'a>(
         return Err(DropReason::NotVxlan);
     }
     let vni = VxlanHeader::new(payload)?.vni();
-    let peer = tables.peer_by_address(outer.src()).ok_or(DropReason::UnknownPeer)?;
+    let peer = tables
+        .peer_by_address(outer.src())
+        .ok_or(DropReason::UnknownPeer)?;
     let identity = IdentityId::new(vni).ok_or(DropReason::BadIdentity)?;
-    Ok(Source::Overlay { peer, outer_src: outer.src_bytes, identity })
+    Ok(Source::Overlay {
+        peer,
+        outer_src: outer.src_bytes,
+        identity,
+    })
 }
 
 /// Checks that the inner frame of an overlay packet is addressed to this node's router.

@@ -64,7 +64,10 @@ impl Tunnel {
         ether_type: u16,
         hash: u64,
     ) -> Option<Self> {
-        let mut writer = Writer { header: [0; MAX_HEADER], len: 0 };
+        let mut writer = Writer {
+            header: [0; MAX_HEADER],
+            len: 0,
+        };
         let pseudo = match (ends.outer_src, ends.outer_dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 ethernet::write_header(writer.next(), ends.outer, ethernet::ETHER_TYPE_IPV4);
@@ -93,7 +96,12 @@ impl Tunnel {
                     dst: dst.octets(),
                 };
                 ipv6::write_header(writer.next(), &fields);
-                Some(checksum::pseudo_v6(src.octets(), dst.octets(), protocol::UDP, 0))
+                Some(checksum::pseudo_v6(
+                    src.octets(),
+                    dst.octets(),
+                    protocol::UDP,
+                    0,
+                ))
             }
             _ => return None,
         };
@@ -103,7 +111,11 @@ impl Tunnel {
         ports[2..4].copy_from_slice(&ends.port.to_be_bytes());
         vxlan::write_header(writer.next(), identity.number());
         ethernet::write_header(writer.next(), ends.inner, ether_type);
-        Some(Self { header: writer.header, len: writer.len as u8, pseudo })
+        Some(Self {
+            header: writer.header,
+            len: writer.len as u8,
+            pseudo,
+        })
     }
 
     /// Bytes that the tunnel adds to an IP packet, seen by the outer IP layer.
@@ -147,7 +159,7 @@ impl Tunnel {
                 udp::UdpMut::new(&mut head[start..])?.set_length(udp_len);
                 let sum = packet
                     .slices_from(umem, start)
-                    .fold(pseudo.add_u16(udp_len), checksum::Sum::add)
+                    .fold(pseudo.with_u16(udp_len), checksum::Sum::with)
                     .checksum();
                 let udp = &mut packet.head_mut(umem)[start..];
                 udp::UdpMut::new(udp)?.set_checksum(checksum::udp_nonzero(sum));
@@ -160,7 +172,11 @@ impl Tunnel {
 /// Takes the outer headers off: cuts the packet down to the inner frame, which starts at
 /// `inner_offset`.
 pub fn pull(packet: &mut Packet, inner_offset: usize) -> Result<(), DropReason> {
-    if packet.pull_front(inner_offset) { Ok(()) } else { Err(DropReason::TruncatedVxlan) }
+    if packet.pull_front(inner_offset) {
+        Ok(())
+    } else {
+        Err(DropReason::TruncatedVxlan)
+    }
 }
 
 /// Passes the outer header's congestion mark on to the inner one (RFC 6040 section 4.2).
@@ -198,6 +214,8 @@ impl Writer {
     fn next<const N: usize>(&mut self) -> &mut [u8; N] {
         let start = self.len;
         self.len += N;
-        self.header[start..].first_chunk_mut().expect("MAX_HEADER holds the longest header")
+        self.header[start..]
+            .first_chunk_mut()
+            .expect("MAX_HEADER holds the longest header")
     }
 }

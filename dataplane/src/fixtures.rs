@@ -114,6 +114,41 @@ pub fn peer(near: u8, far: u8) -> Peer {
 /// A pod as other nodes see it, by its IPv4 address.
 #[must_use]
 pub fn remote(node: u8, pod: u8) -> (IpAddr, RemotePod) {
-    let known = RemotePod { peer: PeerId(node.into()), identity: identity(node, pod) };
+    let known = RemotePod {
+        peer: PeerId(node.into()),
+        identity: identity(node, pod),
+    };
     (pod_v4(node, pod).into(), known)
+}
+
+/// A flow key that only its number tells from others.
+#[must_use]
+pub fn flow_key(number: u16) -> crate::flow::FlowKey {
+    let endpoint = endpoint(1, 1);
+    let mut headers = crate::parse::Headers {
+        l2: crate::wire::ethernet::EthernetHeader {
+            dst: endpoint.gateway_mac,
+            src: endpoint.mac,
+        },
+        ether_type: crate::wire::ethernet::ETHER_TYPE_IPV4,
+        kind: crate::parse::L3::V4 { options: false },
+        l3_offset: 14,
+        l4_offset: 34,
+        payload_offset: 42,
+        protocol: crate::wire::protocol::UDP,
+        ttl: 64,
+        dscp_ecn: 0,
+        dont_fragment: false,
+        ip_total_len: 28,
+        src_bytes: [0; 16],
+        dst_bytes: [0; 16],
+        src_port: number,
+        dst_port: 53,
+        icmp: None,
+        tcp_flags: crate::parse::TcpFlags(0),
+        fragment: crate::parse::Fragment::None,
+        fragment_id: 0,
+    };
+    headers.src_bytes[12..].copy_from_slice(&pod_v4(1, 1).octets());
+    crate::flow::FlowKey::new(&crate::classify::Source::Pod(&endpoint), &headers)
 }

@@ -87,12 +87,8 @@ fn answer_solicitation(
             .head(umem)
             .get(usize::from(headers.l4_offset)..headers.l3_end())
             .ok_or(DropReason::TruncatedNdp)?;
-        let question = ndp::Solicitation::parse(
-            headers.src_bytes,
-            headers.dst_bytes,
-            headers.ttl,
-            message,
-        )?;
+        let question =
+            ndp::Solicitation::parse(headers.src_bytes, headers.dst_bytes, headers.ttl, message)?;
         if question.target != GATEWAY_V6.octets() {
             // A test for duplicates of its own address: silence says that there is none.
             return if headers.src_bytes == [0; 16] {

@@ -29,17 +29,28 @@ pub fn unfinished(packet: &Packet, umem: &Umem, headers: &Headers) -> Option<Par
     };
     let start = usize::from(headers.l4_offset);
     let head = packet.head(umem);
-    let field = head.get(start + offset..)?.first_chunk().copied().map(u16::from_be_bytes)?;
+    let field = head
+        .get(start + offset..)?
+        .first_chunk()
+        .copied()
+        .map(u16::from_be_bytes)?;
     let len = headers.l4_len() as u32;
     let pseudo = if headers.is_v4() {
         let ip = ipv4::Ipv4::new(&head[usize::from(headers.l3_offset)..]).ok()?;
-        checksum::pseudo_v4(ip.src(), ip.dst(), headers.protocol, u16::try_from(len).ok()?)
+        checksum::pseudo_v4(
+            ip.src(),
+            ip.dst(),
+            headers.protocol,
+            u16::try_from(len).ok()?,
+        )
     } else {
         let ip = ipv6::Ipv6::new(&head[usize::from(headers.l3_offset)..]).ok()?;
         checksum::pseudo_v6(ip.src(), ip.dst(), headers.protocol, len)
     };
-    checksum::is_partial(pseudo, field)
-        .then_some(PartialChecksum { start: headers.l4_offset, offset: offset as u16 })
+    checksum::is_partial(pseudo, field).then_some(PartialChecksum {
+        start: headers.l4_offset,
+        offset: offset as u16,
+    })
 }
 
 /// Completes the packet's partial checksum, if it has one.

@@ -24,7 +24,6 @@ use crate::snapshot::{LinkRole, Snapshot};
 use crate::stats::WorkerStats;
 use crate::time::Instant;
 use crate::verdict::DropReason;
-use crate::wire::ethernet;
 
 /// What a worker's pipeline keeps from batch to batch.
 #[derive(Debug)]
@@ -56,7 +55,10 @@ impl Pipeline {
     /// The pipeline of a worker, with room for that many flows.
     #[must_use]
     pub fn new(worker: WorkerId, flows: usize) -> Self {
-        Self { worker, flows: FlowTable::new(flows) }
+        Self {
+            worker,
+            flows: FlowTable::new(flows),
+        }
     }
 
     /// The flow table: for views.
@@ -71,18 +73,22 @@ impl Pipeline {
         &mut self,
         batch: &mut Vec<Packet>,
         ingress: LinkId,
-        tables: &Snapshot,
+        context: Context<'_>,
         pool: &mut FramePool,
-        stats: &WorkerStats,
-        now: Instant,
         mut forward: impl FnMut(&mut FramePool, LinkId, Packet),
     ) {
+        let Context { tables, stats, .. } = context;
         let role = tables.link(ingress).map(|entry| entry.role);
         for mut packet in batch.drain(..) {
-            let context = Context { tables, umem: pool.umem(), stats, now };
+            let context = Context {
+                tables,
+                umem: pool.umem(),
+                stats,
+                now,
+            };
             let end = match role {
-                Some(LinkRole::Pod(id)) => self.from_pod(&mut packet, id, context),
-                Some(LinkRole::Uplink(_)) => self.from_uplink(&mut packet, context),
+                Some(LinkRole::Pod(id)) => self.pod_packet(&mut packet, id, context),
+                Some(LinkRole::Uplink(_)) => self.uplink_packet(&mut packet, context),
                 None => Err(DropReason::UnknownLink),
             };
             match end {
@@ -99,7 +105,7 @@ impl Pipeline {
         }
     }
 
-    fn from_pod(
+    fn pod_packet(
         &mut self,
         packet: &mut Packet,
         id: EndpointId,
@@ -120,7 +126,7 @@ impl Pipeline {
         self.forward(packet, &source, &headers, context)
     }
 
-    fn from_uplink(
+    fn uplink_packet(
         &mut self,
         packet: &mut Packet,
         context: Context<'_>,
@@ -145,7 +151,10 @@ impl Pipeline {
         headers: &Headers,
         context: Context<'_>,
     ) -> Result<End, DropReason> {
-        let Context { tables, stats, now, .. } = context;
+        let Context {
+            tables, stats, now, ..
+        } = context;
+        trim_padding(packet, headers)?;
         let key = FlowKey::new(source, headers);
         let hash = self.flows.hash(&key);
         let now_ms = now.millis_wrapping();
@@ -162,6 +171,16 @@ impl Pipeline {
         stats.flow_evictions.add(evicted.into());
         apply(action, packet, headers, context)
     }
+}
+
+/// Cuts off what stands behind the IP packet. Short frames are padded to the least length of
+/// Ethernet; no sender pads one that is longer than a segment.
+fn trim_padding(packet: &mut Packet, headers: &Headers) -> Result<(), DropReason> {
+    let len = headers.l3_end();
+    if packet.len() == len || (packet.segments().len() == 1 && packet.resize_head(len)) {
+        return Ok(());
+    }
+    Err(DropReason::TrailingBytes)
 }
 
 /// Changes the packet as its flow's action says and names its egress link.
@@ -188,5 +207,3 @@ fn apply(
     }
     Ok(End::Forward(action.egress))
 }
-
-const _: () = assert!(ethernet::HEADER_LEN == 14);

@@ -11,7 +11,7 @@ use crate::encap::{Tunnel, TunnelEnds};
 use crate::flow::{Action, Delivery};
 use crate::ids::{IdentityId, LinkId, PeerId, WorkerId};
 use crate::parse::{EthernetHeader, Headers};
-use crate::snapshot::{Endpoint, EpochSlot, EpochStamp, Peer, Snapshot, Tracked};
+use crate::snapshot::{Endpoint, EpochSlot, EpochStamp, Node, Peer, Snapshot, Tracked};
 use crate::verdict::DropReason;
 
 /// Decides for a packet with these (inner) headers, on that worker. `hash` is the flow's: it
@@ -29,13 +29,21 @@ pub fn decide(
     if let Some(endpoint) = tables.local(destination) {
         depends.on(endpoint.epoch());
         let decrement_ttl = matches!(source, Source::Pod(_));
-        return Ok(to_local(endpoint, decrement_ttl, depends));
+        return Ok(to_local(endpoint, decrement_ttl, &depends));
     }
     if matches!(source, Source::Overlay { .. }) {
         return Err(DropReason::OverlayTransit);
     }
     let peer = to_peer(destination, tables, &mut depends)?;
-    to_tunnel(peer, identity, headers, tables, worker, hash, depends)
+    let tunnel = tunnel_to(peer, identity, headers, tables.node(), hash)?;
+    let hop = peer.hop.as_ref().ok_or(DropReason::NoRoute)?;
+    Ok(Action {
+        egress: uplink_queue(hop.uplink, tables, worker, hash).ok_or(DropReason::LinkClosed)?,
+        mtu: hop.mtu.saturating_sub(tunnel.overhead()),
+        decrement_ttl: true,
+        delivery: Delivery::Tunnel(tunnel),
+        depends: depends.stamps,
+    })
 }
 
 /// What the decision depends on, at most four slots.
@@ -47,7 +55,11 @@ struct Depends<'a> {
 
 impl<'a> Depends<'a> {
     fn new(tables: &'a Snapshot) -> Self {
-        Self { tables, stamps: [tables.epochs().stamp(EpochSlot::NODE); 4], used: 1 }
+        Self {
+            tables,
+            stamps: [tables.epochs().stamp(EpochSlot::NODE); 4],
+            used: 1,
+        }
     }
 
     fn on(&mut self, slot: EpochSlot) {
@@ -67,7 +79,9 @@ fn origin(
 ) -> Result<IdentityId, DropReason> {
     match *source {
         Source::Pod(endpoint) => {
-            let endpoint = tables.endpoint(endpoint.id).ok_or(DropReason::UnknownLink)?;
+            let endpoint = tables
+                .endpoint(endpoint.id)
+                .ok_or(DropReason::UnknownLink)?;
             depends.on(endpoint.epoch());
             Ok(endpoint.identity)
         }
@@ -88,12 +102,15 @@ fn origin(
     }
 }
 
-fn to_local(endpoint: &Endpoint, decrement_ttl: bool, depends: Depends<'_>) -> Action {
+fn to_local(endpoint: &Endpoint, decrement_ttl: bool, depends: &Depends<'_>) -> Action {
     Action {
         egress: endpoint.link,
         mtu: endpoint.mtu,
         decrement_ttl,
-        delivery: Delivery::Local(EthernetHeader { dst: endpoint.mac, src: endpoint.gateway_mac }),
+        delivery: Delivery::Local(EthernetHeader {
+            dst: endpoint.mac,
+            src: endpoint.gateway_mac,
+        }),
         depends: depends.stamps,
     }
 }
@@ -112,40 +129,39 @@ fn to_peer<'a>(
     Ok(peer)
 }
 
-fn to_tunnel(
+fn tunnel_to(
     peer: &Peer,
     identity: IdentityId,
     headers: &Headers,
-    tables: &Snapshot,
-    worker: WorkerId,
+    node: &Node,
     hash: u64,
-    depends: Depends<'_>,
-) -> Result<Action, DropReason> {
+) -> Result<Tunnel, DropReason> {
     let hop = peer.hop.as_ref().ok_or(DropReason::NoRoute)?;
     let dst_mac = hop.dst_mac.ok_or(DropReason::NeighbourUnresolved)?;
     let ends = TunnelEnds {
-        outer: EthernetHeader { dst: dst_mac, src: hop.src_mac },
+        outer: EthernetHeader {
+            dst: dst_mac,
+            src: hop.src_mac,
+        },
         outer_src: hop.outer_src,
         outer_dst: hop.outer_dst,
-        port: tables.node().overlay_port,
-        inner: EthernetHeader { dst: peer.router_mac, src: tables.node().router_mac },
+        port: node.overlay_port,
+        inner: EthernetHeader {
+            dst: peer.router_mac,
+            src: node.router_mac,
+        },
     };
-    let tunnel =
-        Tunnel::new(&ends, identity, headers.ether_type, hash).ok_or(DropReason::NoRoute)?;
-    let mtu = hop.mtu.saturating_sub(tunnel.overhead());
-    Ok(Action {
-        egress: uplink_queue(hop.uplink, tables, worker, hash).ok_or(DropReason::LinkClosed)?,
-        mtu,
-        decrement_ttl: true,
-        delivery: Delivery::Tunnel(tunnel),
-        depends: depends.stamps,
-    })
+    Tunnel::new(&ends, identity, headers.ether_type, hash).ok_or(DropReason::NoRoute)
 }
 
 /// The uplink queue for a flow: one of the worker's own, where it has any.
 fn uplink_queue(uplink: u8, tables: &Snapshot, worker: WorkerId, hash: u64) -> Option<LinkId> {
     let queues = tables.uplink_links(uplink);
-    let own = |&link: &LinkId| tables.link(link).is_some_and(|entry| entry.worker == worker);
+    let own = |&link: &LinkId| {
+        tables
+            .link(link)
+            .is_some_and(|entry| entry.worker == worker)
+    };
     let mine = queues.iter().copied().filter(own).count();
     if mine > 0 {
         return queues.iter().copied().filter(own).nth(hash as usize % mine);

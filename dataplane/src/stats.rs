@@ -17,7 +17,10 @@ impl Counter {
     /// Adds; only the counter's one writer calls this.
     #[inline]
     pub fn add(&self, count: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+        self.0.store(
+            self.0.load(Ordering::Relaxed).wrapping_add(count),
+            Ordering::Relaxed,
+        );
     }
 
     /// Sets; only the counter's one writer calls this.

@@ -83,6 +83,8 @@ drop_reasons! {
     TruncatedNdp = "truncated_ndp",
     /// A neighbour solicitation that RFC 4861 section 7.1.1 says to discard.
     BadNdp = "bad_ndp",
+    /// Bytes behind an IP packet of several segments: that is no padding.
+    TrailingBytes = "trailing_bytes",
     /// Multicast or broadcast: the pod network carries neither.
     Multicast = "multicast",
 

@@ -33,13 +33,18 @@ impl FlowKey {
     pub fn new(source: &Source<'_>, headers: &Headers) -> Self {
         let (outer, ingress, vni) = match source {
             Source::Pod(endpoint) => ([0; 16], endpoint.link.0, 0),
-            Source::Overlay { outer_src, identity, .. } => {
-                (*outer_src, OVERLAY, IdentityId::number(*identity))
-            }
+            Source::Overlay {
+                outer_src,
+                identity,
+                ..
+            } => (*outer_src, OVERLAY, IdentityId::number(*identity)),
         };
         let fragment = headers.fragment != Fragment::None;
-        let (src_port, dst_port) =
-            if fragment { (0, 0) } else { (headers.src_port, headers.dst_port) };
+        let (src_port, dst_port) = if fragment {
+            (0, 0)
+        } else {
+            (headers.src_port, headers.dst_port)
+        };
         let [src_high, src_low] = halves(headers.src_bytes);
         let [dst_high, dst_low] = halves(headers.dst_bytes);
         let [outer_high, outer_low] = halves(outer);
@@ -48,7 +53,9 @@ impl FlowKey {
             | u64::from(headers.protocol) << 24
             | u64::from(fragment) << 16;
         let origin = u64::from(ingress) << 32 | u64::from(vni);
-        Self([src_high, src_low, dst_high, dst_low, outer_high, outer_low, origin, ports])
+        Self([
+            src_high, src_low, dst_high, dst_low, outer_high, outer_low, origin, ports,
+        ])
     }
 
     /// The key's hash under a seeded hasher: an outsider cannot choose keys that collide.

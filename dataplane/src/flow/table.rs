@@ -84,16 +84,19 @@ impl FlowTable {
 
     /// Looks a flow up and, on a hit, marks it as used now.
     #[inline]
-    pub fn lookup(
-        &mut self,
-        hash: u64,
-        key: &FlowKey,
-        epochs: &Epochs,
-        now_ms: u32,
-    ) -> Lookup<'_> {
-        let Some(index) = self.find(hash, key) else { return Lookup::Miss };
-        let Some(entry) = &mut self.entries[index] else { return Lookup::Miss };
-        if !entry.action.depends.iter().all(|&stamp| epochs.holds(stamp)) {
+    pub fn lookup(&mut self, hash: u64, key: &FlowKey, epochs: &Epochs, now_ms: u32) -> Lookup<'_> {
+        let Some(index) = self.find(hash, key) else {
+            return Lookup::Miss;
+        };
+        let Some(entry) = &mut self.entries[index] else {
+            return Lookup::Miss;
+        };
+        if !entry
+            .action
+            .depends
+            .iter()
+            .all(|&stamp| epochs.holds(stamp))
+        {
             return Lookup::Stale;
         }
         entry.last_used_ms = now_ms;
@@ -116,7 +119,11 @@ impl FlowTable {
             self.len += 1;
         }
         self.tags[index / WAYS][index % WAYS] = tag(hash);
-        let entry = self.entries[index].insert(Entry { key, action, last_used_ms: now_ms });
+        let entry = self.entries[index].insert(Entry {
+            key,
+            action,
+            last_used_ms: now_ms,
+        });
         (&entry.action, evicted)
     }
 
@@ -126,7 +133,11 @@ impl FlowTable {
         (0..WAYS)
             .filter(|&way| tags[way] == tag)
             .map(|way| set * WAYS + way)
-            .find(|&index| self.entries[index].as_ref().is_some_and(|entry| entry.key == *key))
+            .find(|&index| {
+                self.entries[index]
+                    .as_ref()
+                    .is_some_and(|entry| entry.key == *key)
+            })
     }
 
     /// A free place in the hash's set, else the one unused for longest.
@@ -137,7 +148,9 @@ impl FlowTable {
             // Entries used in this very millisecond must not pass for free places.
             Some(entry) => now_ms.wrapping_sub(entry.last_used_ms).min(u32::MAX - 1),
         };
-        let index = (first..first + WAYS).max_by_key(|&index| idle(index)).unwrap_or(first);
+        let index = (first..first + WAYS)
+            .max_by_key(|&index| idle(index))
+            .unwrap_or(first);
         (index, self.entries[index].is_some())
     }
 
@@ -226,7 +239,13 @@ mod tests {
         let epochs = tables.epochs();
         let mut table = FlowTable::new(8);
         for number in 0..8 {
-            assert!(!put(&mut table, number, number.into(), epochs, number.into()));
+            assert!(!put(
+                &mut table,
+                number,
+                number.into(),
+                epochs,
+                number.into()
+            ));
         }
         assert_eq!(egress(&mut table, 0, epochs, 100), Some(0));
         assert!(put(&mut table, 99, 99, epochs, 101));
@@ -241,7 +260,13 @@ mod tests {
         let epochs = tables.epochs();
         let mut table = FlowTable::new(8);
         for number in 0..8 {
-            put(&mut table, number, 0, epochs, (u32::MAX - 3).wrapping_add(number.into()));
+            put(
+                &mut table,
+                number,
+                0,
+                epochs,
+                (u32::MAX - 3).wrapping_add(number.into()),
+            );
         }
         put(&mut table, 99, 99, epochs, 10);
         assert_eq!(egress(&mut table, 0, epochs, 11), None);

@@ -94,7 +94,13 @@ impl SnapshotBuilder {
         worker: WorkerId,
         uplink: u8,
     ) -> Result<(), BuildError> {
-        self.place_link(id, LinkEntry { worker, role: LinkRole::Uplink(uplink) })?;
+        self.place_link(
+            id,
+            LinkEntry {
+                worker,
+                role: LinkRole::Uplink(uplink),
+            },
+        )?;
         let links = self.next.uplinks.entry(uplink).or_default();
         Arc::make_mut(links).push(id);
         self.next.epochs.bump(EpochSlot::NODE);
@@ -103,7 +109,11 @@ impl SnapshotBuilder {
 
     /// Removes a queue of an uplink device; does nothing for another link.
     pub fn remove_uplink_link(&mut self, id: LinkId) {
-        let Some(LinkEntry { role: LinkRole::Uplink(uplink), .. }) = self.next.link(id) else {
+        let Some(LinkEntry {
+            role: LinkRole::Uplink(uplink),
+            ..
+        }) = self.next.link(id)
+        else {
             return;
         };
         self.next.links[id.0 as usize] = None;
@@ -114,15 +124,16 @@ impl SnapshotBuilder {
     }
 
     /// Adds an endpoint with its link, or changes it.
-    pub fn set_endpoint(
-        &mut self,
-        endpoint: Endpoint,
-        worker: WorkerId,
-    ) -> Result<(), BuildError> {
+    pub fn set_endpoint(&mut self, endpoint: Endpoint, worker: WorkerId) -> Result<(), BuildError> {
         let id = endpoint.id;
-        let entry = LinkEntry { worker, role: LinkRole::Pod(id) };
+        let entry = LinkEntry {
+            worker,
+            role: LinkRole::Pod(id),
+        };
         let before = self.next.endpoint(id).cloned();
-        let same_link = before.as_ref().is_some_and(|before| before.link == endpoint.link);
+        let same_link = before
+            .as_ref()
+            .is_some_and(|before| before.link == endpoint.link);
         if same_link
             && before.as_ref().is_some_and(|before| ***before == endpoint)
             && self.next.link(endpoint.link) == Some(entry)
@@ -153,13 +164,21 @@ impl SnapshotBuilder {
             }
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
-        self.next.endpoints.insert(id, Tracked { value: Arc::new(endpoint), epoch });
+        self.next.endpoints.insert(
+            id,
+            Tracked {
+                value: Arc::new(endpoint),
+                epoch,
+            },
+        );
         Ok(())
     }
 
     /// Removes an endpoint and its link; does nothing when it is not there.
     pub fn remove_endpoint(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.next.endpoints.remove(&id) else { return };
+        let Some(endpoint) = self.next.endpoints.remove(&id) else {
+            return;
+        };
         for address in &endpoint.addresses {
             self.next.local.remove(address);
         }
@@ -174,7 +193,11 @@ impl SnapshotBuilder {
             return Ok(());
         }
         for &address in &peer.addresses {
-            if let Some(owner) = self.next.peer_by_address(address).filter(|&id| id != peer.id) {
+            if let Some(owner) = self
+                .next
+                .peer_by_address(address)
+                .filter(|&id| id != peer.id)
+            {
                 let owner = format!("peer {}", owner.0);
                 return Err(BuildError::AddressTaken { address, owner });
             }
@@ -197,7 +220,13 @@ impl SnapshotBuilder {
             self.next.peer_by_prefix.insert(prefix, peer.id);
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
-        self.next.peers.insert(peer.id, Tracked { value: Arc::new(peer), epoch });
+        self.next.peers.insert(
+            peer.id,
+            Tracked {
+                value: Arc::new(peer),
+                epoch,
+            },
+        );
         Ok(())
     }
 
@@ -237,7 +266,9 @@ impl SnapshotBuilder {
             self.bump_peer(peer);
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
-        self.next.remote.insert(address, Tracked { value: pod, epoch });
+        self.next
+            .remote
+            .insert(address, Tracked { value: pod, epoch });
         Ok(())
     }
 
@@ -266,7 +297,9 @@ impl SnapshotBuilder {
     }
 
     fn forget_peer_lookups(&mut self, id: PeerId) {
-        let Some(peer) = self.next.peers.get(&id).cloned() else { return };
+        let Some(peer) = self.next.peers.get(&id).cloned() else {
+            return;
+        };
         for address in &peer.addresses {
             self.next.peer_by_address.remove(address);
         }
@@ -334,10 +367,16 @@ mod tests {
         );
         let mut twin = peer(1, 4);
         twin.pod_prefixes = peer(1, 2).pod_prefixes;
-        assert!(matches!(builder.set_peer(twin), Err(BuildError::PrefixTaken { .. })));
+        assert!(matches!(
+            builder.set_peer(twin),
+            Err(BuildError::PrefixTaken { .. })
+        ));
         let (address, mut pod) = remote(2, 9);
         pod.peer = PeerId(77);
-        assert_eq!(builder.set_remote_pod(address, pod), Err(BuildError::UnknownPeer(PeerId(77))));
+        assert_eq!(
+            builder.set_remote_pod(address, pod),
+            Err(BuildError::UnknownPeer(PeerId(77)))
+        );
         assert_eq!(builder.finish().endpoints().count(), 2);
     }
 
@@ -362,28 +401,48 @@ mod tests {
     #[test]
     fn pods_elsewhere_come_and_go_without_touching_flows_to_their_neighbours() {
         let tables = with_both();
-        let far = tables.epochs().stamp(tables.peer(PeerId(2)).unwrap().epoch());
+        let far = tables
+            .epochs()
+            .stamp(tables.peer(PeerId(2)).unwrap().epoch());
         let mut builder = SnapshotBuilder::new(&tables);
         let (address, pod) = remote(2, 9);
         builder.set_remote_pod(address, pod).unwrap();
         assert!(builder.tables().epochs().holds(far));
         let own = builder.tables().remote_pod(address).unwrap().epoch();
         let known = builder.tables().epochs().stamp(own);
-        builder.set_remote_pod(address, RemotePod { peer: PeerId(3), ..pod }).unwrap();
+        builder
+            .set_remote_pod(
+                address,
+                RemotePod {
+                    peer: PeerId(3),
+                    ..pod
+                },
+            )
+            .unwrap();
         assert!(!builder.tables().epochs().holds(known));
         assert!(builder.tables().epochs().holds(far));
         builder.remove_remote_pod(address);
         assert!(builder.tables().epochs().holds(far));
         // An address of its range turns up on another node than the range says: flows that
         // followed the range must notice.
-        builder.set_remote_pod(address, RemotePod { peer: PeerId(3), ..pod }).unwrap();
+        builder
+            .set_remote_pod(
+                address,
+                RemotePod {
+                    peer: PeerId(3),
+                    ..pod
+                },
+            )
+            .unwrap();
         assert!(!builder.tables().epochs().holds(far));
     }
 
     #[test]
     fn setting_the_same_again_moves_nothing() {
         let tables = with_both();
-        let one = tables.epochs().stamp(tables.endpoint(EndpointId(1)).unwrap().epoch());
+        let one = tables
+            .epochs()
+            .stamp(tables.endpoint(EndpointId(1)).unwrap().epoch());
         let mut builder = SnapshotBuilder::new(&tables);
         builder.set_endpoint(endpoint(1, 1), WorkerId(0)).unwrap();
         builder.set_peer(peer(1, 2)).unwrap();
@@ -396,7 +455,10 @@ mod tests {
         let mut builder = SnapshotBuilder::new(&with_both());
         let (address, pod) = remote(2, 9);
         builder.set_remote_pod(address, pod).unwrap();
-        assert!(matches!(builder.remove_peer(PeerId(2)), Err(BuildError::PeerInUse { .. })));
+        assert!(matches!(
+            builder.remove_peer(PeerId(2)),
+            Err(BuildError::PeerInUse { .. })
+        ));
         builder.remove_remote_pod(address);
         builder.remove_peer(PeerId(2)).unwrap();
         assert_eq!(builder.finish().peer_of(address), None);

@@ -51,7 +51,10 @@ impl Epochs {
     /// The stamp of a decision that depends on `slot`, taken with these tables.
     #[must_use]
     pub fn stamp(&self, slot: EpochSlot) -> EpochStamp {
-        EpochStamp { slot, value: self.value(slot) }
+        EpochStamp {
+            slot,
+            value: self.value(slot),
+        }
     }
 
     /// Whether a decision stamped so still stands.

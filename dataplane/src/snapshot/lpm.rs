@@ -38,7 +38,10 @@ impl Prefix {
 
     /// The length, in bits.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a prefix length, not a container's")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a prefix length, not a container's"
+    )]
     pub fn len(self) -> u8 {
         self.len
     }
@@ -63,7 +66,10 @@ impl std::str::FromStr for Prefix {
         let fault = || format!("{text}: not a range such as 10.244.1.0/24 or fd00::/64");
         let (address, len) = text.split_once('/').ok_or_else(fault)?;
         let address = address.parse().map_err(|_| fault())?;
-        len.parse().ok().and_then(|len| Self::new(address, len)).ok_or_else(fault)
+        len.parse()
+            .ok()
+            .and_then(|len| Self::new(address, len))
+            .ok_or_else(fault)
     }
 }
 
@@ -91,7 +97,10 @@ impl<T: Clone> Lpm<T> {
     pub fn insert(&mut self, prefix: Prefix, value: T) -> Option<T> {
         let before = self.entries.insert(prefix, value);
         if before.is_none() {
-            *self.lengths(prefix).entry(std::cmp::Reverse(prefix.len)).or_insert(0) += 1;
+            *self
+                .lengths(prefix)
+                .entry(std::cmp::Reverse(prefix.len))
+                .or_insert(0) += 1;
         }
         before
     }
@@ -119,7 +128,11 @@ impl<T: Clone> Lpm<T> {
     /// The value of the longest prefix that holds the address.
     #[must_use]
     pub fn lookup(&self, address: IpAddr) -> Option<&T> {
-        let lengths = if address.is_ipv4() { &self.v4_lengths } else { &self.v6_lengths };
+        let lengths = if address.is_ipv4() {
+            &self.v4_lengths
+        } else {
+            &self.v6_lengths
+        };
         lengths
             .keys()
             .filter_map(|len| Prefix::new(address, len.0))
@@ -153,7 +166,9 @@ mod tests {
                 IpAddr::V4(Ipv4Addr::from_bits(bits))
             }),
             any::<[bool; 4]>().prop_map(|b| {
-                let bits = b.iter().fold(0u128, |acc, &bit| acc << 32 | u128::from(bit));
+                let bits = b
+                    .iter()
+                    .fold(0u128, |acc, &bit| acc << 32 | u128::from(bit));
                 IpAddr::V6(Ipv6Addr::from_bits(bits))
             }),
         ]

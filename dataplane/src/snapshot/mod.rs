@@ -193,7 +193,9 @@ impl Snapshot {
     /// The queues of an uplink device, in order.
     #[must_use]
     pub fn uplink_links(&self, uplink: u8) -> &[LinkId] {
-        self.uplinks.get(&uplink).map_or(&[], |links| links.as_slice())
+        self.uplinks
+            .get(&uplink)
+            .map_or(&[], |links| links.as_slice())
     }
 
     /// A local endpoint.
@@ -270,7 +272,9 @@ pub fn router_mac(underlay: IpAddr) -> MacAddr {
 
 /// The 32-bit FNV-1a hash (draft-eastlake-fnv).
 fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    bytes.iter().fold(0x811c_9dc5, |hash, &byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 #[cfg(test)]

@@ -32,7 +32,10 @@ impl Publisher {
     /// A publisher whose current tables are these.
     #[must_use]
     pub fn new(first: Snapshot) -> Self {
-        Self { alive: VecDeque::from([Arc::new(first)]), mailboxes: Vec::new() }
+        Self {
+            alive: VecDeque::from([Arc::new(first)]),
+            mailboxes: Vec::new(),
+        }
     }
 
     /// A reader for one more worker; it starts with the current tables.
@@ -56,7 +59,10 @@ impl Publisher {
     /// Publishes tables, newer than the current ones. Workers see them at their next batch; a
     /// sleeping worker must be woken by the caller.
     pub fn publish(&mut self, tables: Snapshot) {
-        assert!(tables.generation() > self.newest().generation(), "generations go up");
+        assert!(
+            tables.generation() > self.newest().generation(),
+            "generations go up"
+        );
         let tables = Arc::new(tables);
         for mailbox in &self.mailboxes {
             mailbox.letter.force_push(tables.clone());
@@ -85,7 +91,9 @@ impl Publisher {
     }
 
     fn newest(&self) -> &Arc<Snapshot> {
-        self.alive.back().expect("the current tables are always alive")
+        self.alive
+            .back()
+            .expect("the current tables are always alive")
     }
 }
 
@@ -99,10 +107,14 @@ pub struct Reader {
 impl Reader {
     /// Takes newer tables if there are any, and acknowledges them: called between batches.
     pub fn refresh(&mut self) -> bool {
-        let Some(newer) = self.mailbox.letter.pop() else { return false };
+        let Some(newer) = self.mailbox.letter.pop() else {
+            return false;
+        };
         // The publisher still holds the old tables, so this frees nothing.
         self.current = newer;
-        self.mailbox.seen.store(self.current.generation().0, Ordering::Release);
+        self.mailbox
+            .seen
+            .store(self.current.generation().0, Ordering::Release);
         true
     }
 
