@@ -19,7 +19,7 @@ pub mod stats;
 pub mod time;
 pub mod verdict;
 
-//pub mod worker;
+pub mod worker;
 
 pub mod pipeline;
 

@@ -80,12 +80,6 @@ impl Pipeline {
         let Context { tables, stats, .. } = context;
         let role = tables.link(ingress).map(|entry| entry.role);
         for mut packet in batch.drain(..) {
-            let context = Context {
-                tables,
-                umem: pool.umem(),
-                stats,
-                now,
-            };
             let end = match role {
                 Some(LinkRole::Pod(id)) => self.pod_packet(&mut packet, id, context),
                 Some(LinkRole::Uplink(_)) => self.uplink_packet(&mut packet, context),

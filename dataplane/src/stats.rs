@@ -64,6 +64,8 @@ pub struct WorkerStats {
     pub sleeps: Counter,
     /// Frames on the worker's stack of free frames: a gauge.
     pub free_frames: Counter,
+    /// Flows in the flow table: a gauge.
+    pub flows: Counter,
     drops: Box<[Counter]>,
 }
 
@@ -85,6 +87,7 @@ impl WorkerStats {
             busy_rounds: Counter::default(),
             sleeps: Counter::default(),
             free_frames: Counter::default(),
+            flows: Counter::default(),
             drops: (0..DROP_REASONS).map(|_| Counter::default()).collect(),
         })
     }
@@ -111,6 +114,12 @@ pub struct LinkStats {
     pub tx_full: Counter,
     /// The kernel's count of packets dropped before the receive ring, refreshed at each tick.
     pub kernel_rx_dropped: Counter,
+    /// The kernel's count of packets dropped since no free frame was there for them.
+    pub kernel_rx_fill_empty: Counter,
     /// The kernel's count of transmit descriptors refused, refreshed at each tick.
     pub kernel_tx_invalid: Counter,
+    /// One when the worker could not take the link.
+    pub refused: Counter,
+    /// Why, an error number.
+    pub errno: Counter,
 }

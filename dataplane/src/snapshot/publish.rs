@@ -118,6 +118,12 @@ impl Reader {
         true
     }
 
+    /// Whether newer tables wait.
+    #[must_use]
+    pub fn outdated(&self) -> bool {
+        !self.mailbox.letter.is_empty()
+    }
+
     /// The tables of this batch.
     #[must_use]
     pub fn tables(&self) -> &Snapshot {
