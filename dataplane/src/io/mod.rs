@@ -4,6 +4,7 @@
 //! A [`Link`] is one queue of one device. The pipeline knows nothing else of the outside, so it
 //! runs the same over AF_XDP sockets, in memory, from a capture file, and with faults injected.
 
+pub mod memory;
 pub mod packet;
 pub mod poll;
 pub mod pool;
