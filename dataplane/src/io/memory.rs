@@ -6,7 +6,7 @@
 //! time and descriptors to wait on.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::packet::{Packet, PartialChecksum};
@@ -114,7 +114,7 @@ impl Link for MemoryLink {
         self.caps
     }
 
-    fn poll_fd(&self) -> Option<RawFd> {
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
