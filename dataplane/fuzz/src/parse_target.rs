@@ -148,18 +148,32 @@ fn answers(frame: &[u8], headers: &Headers) {
             icmp::build_error(&mut out, l2, [169, 254, 1, 1], error, packet)
         }
         L3::V6 { .. } => {
-            if let Ok(asked) =
-                Solicitation::parse(headers.src_bytes, headers.dst_bytes, headers.ttl, message)
-            {
-                let says = asked.answer(headers.l2.src, OWN);
-                let len = ndp::build_advertisement(&mut out, &says).expect("room");
-                parse_built(&out[..len]);
-            }
+            solicitation(headers, message);
             let error = Icmpv6Error::PacketTooBig { mtu: 1430 };
             icmpv6::build_error(&mut out, l2, [0xfd; 16], error, packet)
         }
     };
     parse_built(&out[..built.expect("room for an answer")]);
+}
+
+/// Reads a message as a neighbour solicitation, whose checksum is put right first: hardly any
+/// made frame would come by otherwise.
+fn solicitation(headers: &Headers, message: &[u8]) {
+    let (src, dst) = (headers.src_bytes, headers.dst_bytes);
+    let mut message = message.to_vec();
+    let pseudo = checksum::pseudo_v6(src, dst, protocol::ICMPV6, message.len() as u32);
+    if let Some(field) = message.get_mut(icmp::CHECKSUM_OFFSET..icmp::CHECKSUM_OFFSET + 2) {
+        field.fill(0);
+        let sum = checksum::transport(pseudo, [&message[..]], 0);
+        message[icmp::CHECKSUM_OFFSET..icmp::CHECKSUM_OFFSET + 2]
+            .copy_from_slice(&sum.to_be_bytes());
+    }
+    if let Ok(asked) = Solicitation::parse(src, dst, headers.ttl, &message) {
+        let mut out = [0; ndp::ADVERTISEMENT_FRAME_LEN];
+        let says = asked.answer(headers.l2.src, OWN);
+        let len = ndp::build_advertisement(&mut out, &says).expect("room");
+        parse_built(&out[..len]);
+    }
 }
 
 fn parse_built(frame: &[u8]) {
