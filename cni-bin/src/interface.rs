@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::agent::{Attachment, GATEWAY_V4, GATEWAY_V6, Reservation};
-use crate::ethtool::Ethtool;
+use crate::ethtool::{Ethtool, Shortfall};
 use crate::mac::MacAddr;
 use crate::netlink::{Address, Link, Netlink, Route, Veth, VethEnd};
 use crate::netns::Netns;
@@ -209,15 +209,18 @@ fn disable_features(plan: &Plan) -> Result<(), CniError> {
         return Ok(());
     }
     let name = plan.ifname.as_str();
-    let failed = || format!("cannot turn offloads of {name} off");
-    let shortfall = Ethtool::open(name)
+    Ethtool::open(name)
         .and_then(|device| device.set_features(&plan.disable_features, false))
-        .map_err(|e| CniError::interface(failed(), &e))?;
+        .map_err(|e| CniError::interface(format!("cannot turn offloads of {name} off"), &e))
+        .and_then(|shortfall| judge(name, &shortfall))
+}
+
+fn judge(name: &str, shortfall: &Shortfall) -> Result<(), CniError> {
     if shortfall.unchanged.is_empty() {
         return Ok(());
     }
     Err(CniError::interface(
-        failed(),
+        format!("cannot turn offloads of {name} off"),
         &format!("{} stayed on", shortfall.unchanged.join(", ")),
     ))
 }
@@ -331,4 +334,71 @@ pub fn in_pod<T: Send>(
             e.to_string(),
         )
     })?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reservation() -> Reservation {
+        Reservation {
+            host_ifname: "skein7".into(),
+            pod_mac: "02:00:00:00:07:02".into(),
+            host_mac: "02:00:00:00:07:01".into(),
+            ips: vec!["10.7.0.2".parse().unwrap()],
+            device_mtu: 65535,
+            route_mtu: 1450,
+            disable_features: Vec::new(),
+            queues: 1,
+        }
+    }
+
+    fn plan(change: impl FnOnce(&mut Reservation)) -> Result<Plan, CniError> {
+        let mut reservation = reservation();
+        change(&mut reservation);
+        Plan::new(reservation, &IfName::new("eth0").unwrap())
+    }
+
+    #[test]
+    fn a_reservation_that_makes_no_sense_is_refused_before_anything_is_made() {
+        plan(|_| {}).unwrap();
+        let faults: [fn(&mut Reservation); 7] = [
+            |r| r.host_ifname = "a/b".into(),
+            |r| r.pod_mac = "01:00:00:00:00:00".into(),
+            |r| r.host_mac = "x".into(),
+            |r| r.ips.clear(),
+            |r| r.queues = 0,
+            |r| r.route_mtu = 65536,
+            |r| r.device_mtu = 1000,
+        ];
+        for fault in faults {
+            assert_eq!(plan(fault).unwrap_err().code, code::AGENT_PROTOCOL);
+        }
+    }
+
+    #[test]
+    fn routes_are_of_the_families_of_the_addresses() {
+        let v6: IpAddr = "fd00::2".parse().unwrap();
+        let count = |ips: Vec<IpAddr>| plan(|r| r.ips = ips).unwrap().routes(1).len();
+        let v4 = reservation().ips[0];
+        assert_eq!(
+            (count(vec![v4]), count(vec![v6]), count(vec![v4, v6])),
+            (2, 1, 3)
+        );
+    }
+
+    #[test]
+    fn an_offload_that_stays_on_is_an_error_and_an_unknown_one_is_not() {
+        let unknown = Shortfall {
+            unknown: vec!["tx-of-another-kernel".into()],
+            ..Shortfall::default()
+        };
+        assert_eq!(judge("eth0", &unknown), Ok(()));
+        let unchanged = Shortfall {
+            unchanged: vec!["tx-udp-segmentation".into()],
+            ..Shortfall::default()
+        };
+        let error = judge("eth0", &unchanged).unwrap_err();
+        assert_eq!(error.details, "tx-udp-segmentation stayed on");
+    }
 }
