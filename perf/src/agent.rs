@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
-use crate::cmd::{Cmd, tail};
+use crate::cmd::tail;
 use crate::node::NodeInfo;
 use crate::{bins, state, teardown, wire};
 
@@ -155,9 +155,8 @@ impl Agent {
                     self.log_tail()
                 );
             }
-            let ready = get(&self.node, "/readyz");
-            match ready {
-                Ok(()) => return Ok(()),
+            match page(&self.node, "/readyz") {
+                Ok(_) => return Ok(()),
                 Err(error) if Instant::now() >= deadline => bail!(
                     "skeind on {} is not ready after {READY:?}: {error:#}; {}",
                     self.node.name,
@@ -239,13 +238,13 @@ pub fn log_path(node: &NodeInfo) -> PathBuf {
 }
 
 /// Asks the agent for one of its HTTP pages from inside the node; fails unless it says 200.
-fn get(node: &NodeInfo, page: &str) -> Result<()> {
-    let probe: Cmd = node.cmd(bins::find("skein-lab")?);
-    probe
-        .args(["probe", "http-get", METRICS, page])
-        .timeout(Duration::from_secs(5))
-        .run()
-        .map(drop)
+pub(crate) fn page(node: &NodeInfo, path: &str) -> Result<String> {
+    let output = node
+        .cmd(bins::find("skein-lab")?)
+        .args(["probe", "http-get", METRICS, path])
+        .timeout(Duration::from_secs(10))
+        .run()?;
+    Ok(output.stdout)
 }
 
 #[cfg(test)]

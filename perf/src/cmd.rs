@@ -22,6 +22,9 @@ pub const LAB_ENV: &str = "SKEIN_LAB";
 /// How long a command may take unless [`Cmd::timeout`] says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Searched after what `PATH` says.
+pub(crate) const SYSTEM_FOLDERS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
+
 /// Set once a signal has asked the program to end.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -238,6 +241,9 @@ impl Cmd {
         command.args(&self.argv[1..]);
         // Output is parsed: keep it in one language. A lab inside a lab is not a thing.
         command.env("LC_ALL", "C").env_remove(LAB_ENV);
+        // `ip` and its like are in folders that not every shell searches, not even root's.
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{path}:{SYSTEM_FOLDERS}"));
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
         Ok(command)
     }

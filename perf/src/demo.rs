@@ -124,7 +124,7 @@ impl Exchange<'_> {
     fn measured(&self, exchange: fn(&Self) -> Result<Outcome>) -> Result<(Outcome, u64)> {
         let before = self.counted()?;
         let outcome = exchange(self)?;
-        let counted = self.counted()? - before;
+        let counted = self.counted()?.saturating_sub(before);
         let least = outcome.packets * self.hops;
         ensure!(
             counted >= least,

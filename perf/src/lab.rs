@@ -81,6 +81,7 @@ impl Lab {
             "{} nodes: a lab has 1 to 200",
             options.nodes
         );
+        bins::require_tools()?;
         teardown::collect_garbage().context("cannot remove the remains of an earlier lab")?;
         let name = state::unique_name();
         let directory = state::directory(&name);

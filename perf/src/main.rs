@@ -10,7 +10,7 @@ use clap::Parser;
 use skein_perf::cmd::Cmd;
 use skein_perf::node::NodeInfo;
 use skein_perf::pod::PodInfo;
-use skein_perf::{Lab, LabOptions, bench, demo, lab, probe, report, state, teardown};
+use skein_perf::{Lab, LabOptions, bench, bins, demo, lab, probe, report, state, teardown};
 
 use cli::{Cli, Command, LabArgs, UpArgs};
 
@@ -125,6 +125,8 @@ fn pods(lab: Option<&str>) -> Result<()> {
 fn exec(lab: Option<&str>, place: &str, argv: &[String]) -> Result<ExitCode> {
     let lab = state::choose(lab)?;
     let (program, arguments) = argv.split_first().context("no command given")?;
+    // `skeinctl` without its path means the one beside this program.
+    let program = &bins::find(program).unwrap_or_else(|_| program.into());
     let pod = state::read_all::<PodInfo>(&lab.name, "pod-")?
         .into_iter()
         .find(|pod| pod.name == place || format!("{}/{}", pod.namespace, pod.name) == place);

@@ -20,7 +20,7 @@ use std::process::{Child, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::agent::{Agent, AgentOptions};
+use crate::agent::{self, Agent, AgentOptions};
 use crate::cmd::{Cmd, Output};
 use crate::lab::{LabOptions, Underlay};
 use crate::pod::Pod;
@@ -219,6 +219,14 @@ impl Node {
     /// skeinctl's.
     pub fn view(&self, name: &str) -> Result<serde_json::Value> {
         view(&self.info, name)
+    }
+
+    /// One of the agent's pages over HTTP: `/metrics`, `/healthz`, `/readyz`.
+    ///
+    /// # Errors
+    /// If the agent does not answer, or not with 200.
+    pub fn page(&self, path: &str) -> Result<String> {
+        agent::page(&self.info, path)
     }
 
     /// Whatever in the node could forward packets without Skein; empty if nothing.

@@ -95,6 +95,8 @@ pub struct PodInfo {
     pub node: NodeInfo,
     /// Its addresses, as the plugin reported them.
     pub ips: Vec<IpAddr>,
+    /// The result of ADD, which a runtime keeps and hands to CHECK and DEL as `prevResult`.
+    pub result: Option<Value>,
 }
 
 /// A connected pod. Dropping the value leaves the pod; [`Pod::delete`] removes it, and so does
@@ -129,6 +131,7 @@ impl Pod {
             netns: Netns::add(&node.lab, netns)?,
             node: node.clone(),
             ips: Vec::new(),
+            result: None,
         };
         let mut pod = Self { info };
         if let Err(error) = pod.connect() {
@@ -147,7 +150,9 @@ impl Pod {
     fn connect(&mut self) -> Result<()> {
         self.show_in_node()?;
         self.write_manifest()?;
-        self.info.ips = addresses(&self.cni_add()?)?;
+        let result = self.cni_add()?;
+        self.info.ips = addresses(&result)?;
+        self.info.result = Some(result);
         self.write_manifest()?;
         state::write_json(&self.record_path(), &self.info)
     }
@@ -194,7 +199,10 @@ impl Pod {
              K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
             info.namespace, info.name, info.container_id, info.uid
         );
-        let conf = json!({"cniVersion": "1.1.0", "name": "skein", "type": "skein-cni"});
+        let mut conf = json!({"cniVersion": "1.1.0", "name": "skein", "type": "skein-cni"});
+        if let Some(result) = info.result.as_ref().filter(|_| command != "ADD") {
+            conf["prevResult"] = result.clone();
+        }
         Ok(info
             .node
             .cmd(plugin)

@@ -111,7 +111,9 @@ pub fn no_segmentation(namespace: &str, link: &str) -> Result<()> {
 
 /// A namespace that says nothing by itself: no IPv6 addresses of its own on its links.
 fn quiet(namespace: &str) -> Result<()> {
-    Cmd::line("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1")
+    let off = "for x in all default; do echo 1 > /proc/sys/net/ipv6/conf/$x/disable_ipv6; done";
+    Cmd::new("sh")
+        .args(["-ec", off])
         .prefix(["ip", "netns", "exec", namespace])
         .run()
         .map(drop)

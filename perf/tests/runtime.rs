@@ -183,6 +183,8 @@ fn the_plugin_is_called_as_a_runtime_does_and_addresses_are_reported_as_a_kubele
         "exec --lab {lab} pod1-1 ping -c 1 -W 2 10.244.2.1"
     ));
     assert!(ping.status.success(), "{}", ping.describe());
+    let view = programs.lab(&format!("exec --lab {lab} node1 skeinctl workers"));
+    assert!(view.stdout.contains("rx_packets"), "{}", view.describe());
 }
 
 /// Takes a persistent lab down, also when an assertion fails.
@@ -218,7 +220,11 @@ fn a_demo_that_does_not_go_through_af_xdp_fails() {
     );
     assert_eq!(lines(&["ok", "kernel datapath"]), 1, "{table}");
     assert_eq!(lines(&["ok", "teardown"]), 1, "{table}");
-    assert_eq!(programs.calls("DEL").len(), 4);
+    let deletions = programs.calls("DEL");
+    assert_eq!(deletions.len(), 4);
+    for call in deletions {
+        assert!(call.contains("\"prevResult\":{"), "{call}");
+    }
     let name = table
         .split_whitespace()
         .nth(1)
