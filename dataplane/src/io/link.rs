@@ -8,7 +8,7 @@
 //! Deliberately absent: the rings and who owns a chunk ([`queues`](super::queues)), sockets
 //! ([`xsk`](super::xsk)), programs ([`program`](super::program)).
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use super::packet::{Packet, Segment};
 use super::pool::FramePool;
@@ -291,8 +291,8 @@ impl Link for XskLink {
         self.caps
     }
 
-    fn poll_fd(&self) -> Option<RawFd> {
-        Some(self.xsk.fd())
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.xsk.as_fd())
     }
 
     fn receive(&mut self, pool: &mut FramePool, batch: &mut Vec<Packet>) -> usize {

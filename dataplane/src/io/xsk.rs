@@ -437,8 +437,8 @@ impl Xsk {
 
     /// The descriptor, to poll.
     #[must_use]
-    pub fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Has the kernel take packets from the transmit ring.
