@@ -327,7 +327,7 @@ fn older_runtimes_get_results_of_their_version() {
 fn the_runtimes_wishes_reach_the_agent_and_the_interface() {
     let setup = Setup::new();
     let extra = json!({
-        "mtu": 1300,
+        "mtu": 1300, "dns": {"nameservers": ["10.96.0.10"]},
         "runtimeConfig": {"ips": ["10.7.0.9/24"], "mac": "02:00:00:00:00:99"},
         "prevResult": {"cniVersion": "1.1.0",
             "interfaces": [{"name": "net1", "sandbox": "/x"}],
@@ -337,6 +337,7 @@ fn the_runtimes_wishes_reach_the_agent_and_the_interface() {
     assert_eq!(result["ips"][0]["address"], "192.0.2.7/24");
     assert_eq!(result["ips"][1]["address"], "10.7.0.9/32");
     assert_eq!(result["ips"][1]["interface"], 2);
+    assert_eq!(result["dns"]["nameservers"][0], "10.96.0.10");
     assert_eq!(
         setup.pod_link().unwrap().mac.unwrap().to_string(),
         "02:00:00:00:00:99"
@@ -656,6 +657,11 @@ fn version_and_bad_calls_print_what_the_specification_says() {
     );
     assert_eq!(setup.run("ADD", &json!({"mtu": 5})).code(), 7);
     assert_eq!(setup.run("NONE", &Value::Null).code(), 4);
+    let log = std::fs::read_to_string(setup.log()).unwrap();
+    assert!(
+        log.contains("NONE container=c1 ifname=eth0 network=skein failed "),
+        "{log}"
+    );
     assert!(setup.agent.requests().is_empty());
 }
 
