@@ -173,6 +173,6 @@ fn describe(plan: &Plan, call: &Call) -> CniResult {
         interfaces,
         ips: ips.collect(),
         routes: routes.collect(),
-        ..CniResult::default()
+        dns: call.conf.dns.clone(),
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use crate::agent::{self, Client, Reply};
-use crate::request::{Call, Environment, Request};
+use crate::request::{Environment, Request};
 use crate::spec::{self, CniError, NetConf, Version, code};
 use crate::{add, call_log, check, del, gc, status};
 
@@ -21,14 +21,11 @@ pub struct Outcome {
 
 /// Serves one call. `env` looks environment variables up, `stdin` is all of standard input.
 pub fn run(env: Environment<'_>, stdin: &[u8]) -> Outcome {
-    let answered = Request::parse(env, stdin).and_then(|request| {
-        let outcome = serve(&request);
-        log(&request, &outcome);
-        outcome.map(|answer| answer.stdout)
-    });
-    match answered {
-        Ok(stdout) => Outcome {
-            stdout,
+    let outcome = Request::parse(env, stdin).and_then(|request| serve(&request));
+    log(env, stdin, &outcome);
+    match outcome {
+        Ok(answer) => Outcome {
+            stdout: answer.stdout,
             is_success: true,
         },
         Err(error) => Outcome {
@@ -94,33 +91,32 @@ fn version_of(stdin: &[u8]) -> Version {
         .unwrap_or(Version::LATEST)
 }
 
-/// Writes the call's line, where the configuration names a file. A log that cannot be written
-/// is told on standard error and otherwise no matter.
-fn log(request: &Request, outcome: &Result<Answer, CniError>) {
-    let (command, conf, call): (_, _, Option<&Call>) = match request {
-        Request::Add(call) => ("ADD", &call.conf, Some(call)),
-        Request::Del(call) => ("DEL", &call.conf, Some(call)),
-        Request::Check(call) => ("CHECK", &call.conf, Some(call)),
-        Request::Gc(conf) => ("GC", conf, None),
-        Request::Status(conf) => ("STATUS", conf, None),
-        Request::Version(_) => return,
+/// Writes the call's line, where the configuration names a file. It takes its names from the
+/// environment, so that a call that was refused for them is seen too. A log that cannot be
+/// written is told on standard error and otherwise no matter.
+fn log(env: Environment<'_>, stdin: &[u8], outcome: &Result<Answer, CniError>) {
+    let Ok(NetConf {
+        name,
+        log_file: Some(path),
+        ..
+    }) = NetConf::parse_for_removal(stdin)
+    else {
+        return;
     };
-    let Some(path) = &conf.log_file else { return };
-    let mut line = command.to_owned();
-    if let Some(call) = call {
-        let attachment = &call.attachment;
-        line += &format!(
-            " container={} ifname={}",
-            attachment.container_id, attachment.ifname
-        );
+    let variable = |name: &str| env(name).map(|value| value.to_string_lossy().into_owned());
+    let mut line = variable("CNI_COMMAND").unwrap_or_default();
+    for (label, key) in [("container", "CNI_CONTAINERID"), ("ifname", "CNI_IFNAME")] {
+        if let Some(value) = variable(key).filter(|value| !value.is_empty()) {
+            line += &format!(" {label}={value}");
+        }
     }
-    line += &format!(" network={}", conf.name);
+    line += &format!(" network={name}");
     match outcome {
         Ok(answer) if answer.remark.is_empty() => line += " ok",
         Ok(answer) => line += &format!(" ok {}", answer.remark),
         Err(error) => line += &format!(" failed {error}"),
     }
-    if let Err(error) = call_log::append(path, SystemTime::now(), &line) {
+    if let Err(error) = call_log::append(&path, SystemTime::now(), &line) {
         eprintln!("skein-cni: cannot write {}: {error}", path.display());
     }
 }

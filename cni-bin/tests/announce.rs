@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{TestNetns, ip};
 use skein_cni::announce::announce;
+use skein_cni::interface::wait_for_carrier;
 use skein_cni::mac::MacAddr;
 use skein_cni::netlink::{Address, Veth, VethEnd};
 
@@ -59,9 +60,7 @@ fn a_neighbours_kernel_takes_both_kinds() {
     let eth0 = pod.netlink(|n| {
         let index = n.link_by_name("eth0").unwrap().unwrap().index;
         n.set_link_up(index, true).unwrap();
-        while !n.link_by_index(index).unwrap().unwrap().is_running {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_for_carrier(n, index).unwrap();
         index
     });
     pod.netns

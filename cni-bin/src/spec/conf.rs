@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CniError, CniResult, IpPrefix, Version, code};
+use super::{CniError, CniResult, Dns, IpPrefix, Version, code};
 use crate::agent::{Attachment, DEFAULT_SOCKET};
 use crate::mac::MacAddr;
 
@@ -37,6 +37,8 @@ pub struct NetConf {
     pub runtime: RuntimeConfig,
     /// Capabilities that the configuration declares.
     pub capabilities: BTreeMap<String, bool>,
+    /// Name servers that the result shall name.
+    pub dns: Dns,
     /// Result of the plugins before in the chain, or of ADD.
     pub prev_result: Option<CniResult>,
     /// GC: what the runtime still has; `None` where it says nothing.
@@ -98,6 +100,7 @@ struct RawConf {
     mtu: Option<u32>,
     runtime_config: Option<RawRuntime>,
     capabilities: Option<BTreeMap<String, bool>>,
+    dns: Option<Dns>,
     prev_result: Option<CniResult>,
     #[serde(rename = "cni.dev/valid-attachments")]
     valid_attachments: Option<Vec<RawAttachment>>,
@@ -180,6 +183,7 @@ impl NetConf {
                 .transpose()?
                 .unwrap_or_default(),
             capabilities: raw.capabilities.unwrap_or_default(),
+            dns: raw.dns.unwrap_or_default(),
             prev_result: raw.prev_result,
             valid_attachments: raw
                 .valid_attachments
