@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 #[path = "../fuzz/src/parse_target.rs"]
 mod parse_target;
 
+#[path = "../fuzz/src/pipeline_target.rs"]
+mod pipeline_target;
+
 /// Runs `target` on every stored frame; returns how many there were.
 fn replay(folder: &str, target: fn(&[u8])) -> usize {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
@@ -28,4 +31,11 @@ fn replay(folder: &str, target: fn(&[u8])) -> usize {
 fn parser_cases_hold() {
     assert!(replay("fuzz/corpus/parse", parse_target::check) >= 10);
     assert!(replay("tests/data/parse", parse_target::check) >= 1);
+}
+
+#[test]
+fn pipeline_cases_hold() {
+    assert!(replay("fuzz/corpus/pipeline", pipeline_target::check) >= 10);
+    assert!(replay("tests/data/pipeline", pipeline_target::check) >= 1);
+    assert!(replay("fuzz/corpus/parse", pipeline_target::check) >= 10);
 }

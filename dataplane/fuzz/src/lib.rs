@@ -13,6 +13,7 @@
 //! too. A case that fails is written to the second before the run fails; keep the file.
 
 pub mod parse_target;
+pub mod pipeline_target;
 
 use std::cell::Cell;
 use std::fs;
