@@ -82,7 +82,7 @@ impl Lab {
 
     /// A pod behind a veth whose host end is `host`, still down, with MTU `mtu` on both ends.
     pub fn pod(&self, host: &str, last_octet: u8, mtu: u32) -> Pod<'_> {
-        let netns = format!("{}-{host}", self.prefix);
+        let netns = format!("{}-{host}-{last_octet}", self.prefix);
         self.run(&format!("ip netns add {netns}"));
         self.run(&format!(
             "ip link add {host} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {netns}"
