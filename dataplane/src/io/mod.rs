@@ -4,6 +4,7 @@
 //! A [`Link`] is one queue of one device. The pipeline knows nothing else of the outside, so it
 //! runs the same over AF_XDP sockets, in memory, from a capture file, and with faults injected.
 
+mod assembly;
 pub mod fault;
 pub mod features;
 pub mod link;
@@ -13,9 +14,9 @@ pub mod packet;
 pub mod pcap;
 pub mod pool;
 pub mod program;
-pub mod queues;
-pub mod ring;
-pub mod sys;
+mod queues;
+mod ring;
+mod sys;
 pub mod umem;
 pub mod xsk;
 
