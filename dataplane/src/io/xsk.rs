@@ -88,10 +88,10 @@ impl Device {
 
 /// Entries of a socket's rings, each a power of two.
 ///
-/// The kernel rounds each up to pages: with the defaults 12 + 20 + 36 + 20 KiB = 88 KiB a
-/// socket, 22 MiB for 250. Frames that a link holds for receiving are bounded by `fill`; `rx`
-/// is as large, so that the receive ring cannot overflow. A TCP super-packet takes 18 entries,
-/// so `tx` takes 113 of them.
+/// The kernel adds a header to each and rounds up to pages: with the defaults 20 + 12 + 36 + 20
+/// KiB = 88 KiB a socket, and 32 KiB for its own copy of transmit descriptors: 30 MiB for 250.
+/// Frames that a link holds for receiving are bounded by `fill`; `rx` is as large, so that the
+/// receive ring cannot overflow. A TCP super-packet takes 18 entries, so `tx` takes 113 of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSizes {
     /// Receive ring, 16 bytes an entry.
@@ -173,7 +173,7 @@ fn advice(call: &str, error: &io::Error) -> &'static str {
              or configure less"
         }
         Some(libc::ENOBUFS | libc::ENOMEM) => {
-            "; the kernel is short of memory: each socket costs it about 105 bytes a chunk"
+            "; the kernel is short of memory: each socket costs it about 128 bytes a chunk"
         }
         Some(libc::EOPNOTSUPP) => "; the device does not support AF_XDP",
         Some(libc::EINVAL) if call.contains("bind") => {
@@ -498,5 +498,39 @@ impl AsFd for Xsk {
 impl AsRawFd for Xsk {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_call_device_and_queue_and_what_to_do() {
+        let device = Device {
+            name: "eth7".into(),
+            index: 7,
+        };
+        let place = Place {
+            device: &device,
+            queue: QueueId(3),
+        };
+        let message = |call, errno| {
+            let error = place.error(call, io::Error::from_raw_os_error(errno));
+            error.to_string()
+        };
+        for (call, errno, advice) in [
+            ("socket", libc::EPERM, "CAP_NET_RAW"),
+            ("socket", libc::EAFNOSUPPORT, "CONFIG_XDP_SOCKETS"),
+            ("bind", libc::EBUSY, "second agent"),
+            ("bind", libc::EOPNOTSUPP, "does not support AF_XDP"),
+            ("bind", libc::ENOMEM, "short of memory"),
+            ("setsockopt XDP_UMEM_REG", libc::ENOBUFS, "RLIMIT_MEMLOCK"),
+        ] {
+            let text = message(call, errno);
+            let start = format!("AF_XDP socket on eth7 queue 3: {call}: ");
+            assert!(text.starts_with(&start), "{text}");
+            assert!(text.contains(advice), "{text}");
+        }
     }
 }

@@ -1,10 +1,14 @@
 //! Two pods over a wire of two links, in each XDP mode, with and without each feature.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use skein_dataplane::io::LinkStatistics;
+use skein_dataplane::ids::{LinkId, QueueId};
 use skein_dataplane::io::link::XskCounters;
-use skein_dataplane::io::program::{AttachedMode, XdpMode};
+use skein_dataplane::io::open::{OpenOptions, open_links};
+use skein_dataplane::io::program::{AttachedMode, LinkKind, XdpMode};
+use skein_dataplane::io::{Link, LinkStatistics};
 
 use crate::forwarder::Forwarder;
 use crate::lab::in_lab;
@@ -143,6 +147,52 @@ fn super_packets_cross_whole() {
         let largest = forwarder.seen.largest.load(Ordering::Relaxed);
         assert!(largest > 32_000, "the largest had {largest} bytes");
         assert_clean(&forwarder.stop());
+        memory.assert_balanced();
+    });
+}
+
+/// In native mode each queue of a device is a link of its own, and flows spread over them.
+#[test]
+fn two_queues_of_a_device_are_two_links() {
+    in_lab(|lab| {
+        let memory = Memory::new(&[]);
+        let a = lab.pod_with_queues("ha", 1, 1500, 2);
+        a.run("ip neigh replace 10.1.1.2 lladdr 02:00:00:00:00:09 dev eth0 nud permanent");
+        let mut pool = memory.pool();
+        let queues = [(QueueId(0), LinkId(10)), (QueueId(1), LinkId(11))];
+        let bpffs = lab.bpffs();
+        let options = OpenOptions::new(LinkKind::Pod, XdpMode::Native, &bpffs);
+        let (mut links, _handle) =
+            open_links(&a.device, &queues, &options, &memory.factory, &mut pool).unwrap();
+        a.up();
+        const FLOWS: usize = 64;
+        a.inside(|| {
+            for _ in 0..FLOWS {
+                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+                socket.send_to(b"a flow", "10.1.1.2:9").unwrap();
+            }
+        })
+        .join()
+        .unwrap();
+        let mut counts = [0; 2];
+        let mut batch = Vec::new();
+        let start = Instant::now();
+        while counts.iter().sum::<usize>() < FLOWS && start.elapsed() < Duration::from_secs(5) {
+            for ((link, count), (_, id)) in links.iter_mut().zip(&mut counts).zip(&queues) {
+                link.receive(&mut pool, &mut batch);
+                for packet in batch.drain(..) {
+                    *count += usize::from(packet.to_vec(pool.umem()).ends_with(b"a flow"));
+                    assert_eq!(packet.ingress, *id);
+                    pool.give_packet(packet);
+                }
+            }
+        }
+        assert_eq!(counts.iter().sum::<usize>(), FLOWS);
+        assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
+        for link in links {
+            Box::new(link).close(&mut pool);
+        }
+        drop(pool);
         memory.assert_balanced();
     });
 }
