@@ -19,12 +19,13 @@ use std::time::{Duration, Instant};
 use lab::{Lab, Pod, in_lab};
 use skein_dataplane::ids::{LinkId, QueueId};
 use skein_dataplane::io::Link;
+use skein_dataplane::io::device::Device;
 use skein_dataplane::io::features::Features;
 use skein_dataplane::io::link::{FillParameters, XskLink};
 use skein_dataplane::io::open::{OpenOptions, open_link};
 use skein_dataplane::io::pool::{FramePool, FrameStore};
 use skein_dataplane::io::program::{LinkKind, XdpMode};
-use skein_dataplane::io::xsk::{Device, RingSizes, XskFactory};
+use skein_dataplane::io::xsk::{RingSizes, XskFactory};
 
 const ROUNDS: usize = 5;
 const BURSTS: usize = 40;

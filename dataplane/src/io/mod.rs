@@ -5,6 +5,7 @@
 //! runs the same over AF_XDP sockets, in memory, from a capture file, and with faults injected.
 
 mod assembly;
+pub mod device;
 pub mod fault;
 pub mod features;
 pub mod link;
@@ -12,10 +13,13 @@ pub mod memory;
 pub mod open;
 pub mod packet;
 pub mod pcap;
+mod pins;
 pub mod pool;
 pub mod program;
+mod program_error;
 mod queues;
 mod ring;
+mod socket;
 mod sys;
 pub mod umem;
 pub mod xsk;

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::{io, panic, thread};
 
-use skein_dataplane::io::xsk::Device;
+use skein_dataplane::io::device::Device;
 use tempfile::TempDir;
 
 /// Tests that move traffic run one after another: each would starve the others.
