@@ -92,7 +92,7 @@ fn memory_table(lab: &Lab) {
         "| sockets | chunks | MiB, median of {ROUNDS} | min, max | slab, vmalloc | bytes a chunk and socket | setup s |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    for chunks in [4096, 10080, 16384, 20160, 32768, 65536] {
+    for chunks in [4096, 8192, 10080, 16384, 20160, 32768, 65536] {
         for sockets in [10, 110, most] {
             let rounds: Vec<_> = (0..ROUNDS).map(|_| memory_of(sockets, chunks)).collect();
             let column = |of: fn(&[i64; 2]) -> i64| -> Vec<i64> {

@@ -206,7 +206,8 @@ mod tests {
         let store = FrameStore::new(512).unwrap();
         let mut pool = FramePool::new(store.clone());
         let (link, wire): (_, MemoryWire) = MemoryLink::new(ALL);
-        let mut link = FaultLink::new(link, faults, seed);
+        let any: Box<dyn Link> = Box::new(link);
+        let mut link = FaultLink::new(any, faults, seed);
         let (mut batch, mut arrived) = (Vec::new(), Vec::new());
         for frame in frames {
             wire.push(frame.clone());

@@ -92,3 +92,34 @@ pub trait Link: Send {
     /// Closes the link and hands every frame back, those in flight included.
     fn close(self: Box<Self>, pool: &mut FramePool);
 }
+
+/// So that a wrapper can stand around any link.
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn caps(&self) -> LinkCaps {
+        (**self).caps()
+    }
+
+    fn poll_fd(&self) -> Option<RawFd> {
+        (**self).poll_fd()
+    }
+
+    fn receive(&mut self, pool: &mut FramePool, batch: &mut Vec<Packet>) -> usize {
+        (**self).receive(pool, batch)
+    }
+
+    fn send(&mut self, pool: &mut FramePool, packet: Packet) -> Result<(), Packet> {
+        (**self).send(pool, packet)
+    }
+
+    fn flush(&mut self, pool: &mut FramePool) -> Flush {
+        (**self).flush(pool)
+    }
+
+    fn statistics(&self) -> LinkStatistics {
+        (**self).statistics()
+    }
+
+    fn close(self: Box<Self>, pool: &mut FramePool) {
+        (*self).close(pool);
+    }
+}
