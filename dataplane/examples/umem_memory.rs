@@ -2,7 +2,7 @@
 //! loses of a first burst. Needs root; works in network namespaces of its own.
 //!
 //! ```text
-//! cargo run --release -p skein-dataplane --example umem_memory [memory|burst]
+//! cargo run --release -p skein-dataplane --example umem_memory -- [memory [CHUNKS] | burst]
 //! ```
 
 #![expect(unsafe_code, reason = "poll(2), as a worker waits for packets")]
@@ -37,7 +37,8 @@ fn main() {
         let only = std::env::args().nth(1);
         let wanted = |table: &str| only.as_deref().is_none_or(|only| only == table);
         if wanted("memory") {
-            memory_table(lab);
+            let chunks = std::env::args().nth(2).and_then(|text| text.parse().ok());
+            memory_table(lab, chunks);
         }
         if wanted("burst") {
             burst_table(lab);
@@ -78,7 +79,7 @@ fn median(values: &[i64]) -> i64 {
     values[values.len() / 2]
 }
 
-fn memory_table(lab: &Lab) {
+fn memory_table(lab: &Lab, chunks: Option<u32>) {
     let most = 250;
     for number in 0..most {
         lab.run(&format!(
@@ -92,7 +93,8 @@ fn memory_table(lab: &Lab) {
         "| sockets | chunks | MiB, median of {ROUNDS} | min, max | slab, vmalloc | bytes a chunk and socket | setup s |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    for chunks in [4096, 8192, 10080, 16384, 20160, 32768, 65536] {
+    let all = [4096, 8192, 10080, 16384, 20160, 32768, 65536];
+    for chunks in chunks.map_or(all.to_vec(), |chunks| vec![chunks]) {
         for sockets in [10, 110, most] {
             let rounds: Vec<_> = (0..ROUNDS).map(|_| memory_of(sockets, chunks)).collect();
             let column = |of: fn(&[i64; 2]) -> i64| -> Vec<i64> {

@@ -17,7 +17,6 @@ use std::sync::{Mutex, PoisonError};
 use std::{io, panic, thread};
 
 use skein_dataplane::io::device::Device;
-use tempfile::TempDir;
 
 /// Tests that move traffic run one after another: each would starve the others.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -25,7 +24,7 @@ static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 pub struct Lab {
     prefix: String,
-    folder: TempDir,
+    bpffs: PathBuf,
 }
 
 /// Runs `body` in a lab of its own.
@@ -47,19 +46,20 @@ impl Lab {
         let names = Path::new("/run/netns");
         std::fs::create_dir_all(names).expect("/run/netns");
         mount("tmpfs", names, Some("tmpfs"), 0);
-        let folder = TempDir::with_prefix("skt-").expect("a folder for the bpffs");
-        mount("bpf", folder.path(), Some("bpf"), 0);
+        let bpffs = names.join("bpffs");
+        std::fs::create_dir(&bpffs).expect("a folder for the bpffs");
+        mount("bpf", &bpffs, Some("bpf"), 0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let lab = Self {
             prefix: format!("skt-{}-{number}", std::process::id()),
-            folder,
+            bpffs,
         };
         lab.run("ip link set lo up");
         lab
     }
 
     pub fn bpffs(&self) -> PathBuf {
-        self.folder.path().into()
+        self.bpffs.clone()
     }
 
     /// Runs a command without shell; panics with its output when it fails.
@@ -105,14 +105,6 @@ impl Lab {
         pod.run(&format!("ip addr add fd00::{last_octet}/64 dev eth0 nodad"));
         pod.run("ip link set eth0 up");
         pod
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        let path = CString::new(self.folder.path().to_string_lossy().as_bytes()).unwrap();
-        // SAFETY: a C string that lives across the call.
-        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
     }
 }
 
