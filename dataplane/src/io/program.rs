@@ -17,9 +17,11 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use aya::maps::{Array, MapError, XskMap};
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
+use aya::programs::xdp::XdpLink;
 use aya::programs::{Xdp, XdpMode as AyaMode};
 use aya::{Ebpf, EbpfError};
 
@@ -37,6 +39,10 @@ static UPLINK: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/up
 
 /// Bytes of `struct uplink_config` of the uplink's program.
 const CONFIG_BYTES: usize = 24;
+
+/// How long the kernel may take to let go of a link whose pin was removed: it does so behind a
+/// grace period, a few milliseconds on a quiet machine.
+const RELEASE: Duration = Duration::from_secs(2);
 
 /// What of an uplink's traffic is the datapath's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,6 +266,30 @@ impl Program {
         Ok(None)
     }
 
+    /// Attaches in one mode; while the device is busy it tries again for as long as `patience`.
+    fn attach_in(
+        &mut self,
+        device: &Device,
+        mode: AttachedMode,
+        patience: Duration,
+    ) -> Result<Result<XdpLink, aya::programs::ProgramError>, ProgramError> {
+        let start = Instant::now();
+        let xdp = self.xdp()?;
+        loop {
+            let attached = xdp
+                .attach_to_if_index(device.index, mode.to_aya())
+                .and_then(|id| xdp.take_link(id));
+            let busy = |error: &aya::programs::ProgramError| {
+                matches!(errno(error), Some(libc::EBUSY | libc::EEXIST))
+            };
+            if attached.as_ref().is_err_and(busy) && start.elapsed() < patience {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+            return Ok(attached);
+        }
+    }
+
     /// Attaches in the first mode that works, without a moment in which a device that is ours
     /// is up without a program.
     fn attach_new(
@@ -279,12 +309,10 @@ impl Program {
         let was_up = down && device.set_up(false).map_err(flags)?;
         pins.remove_links_except(None)?;
         let mut refused = None;
+        // The kernel lets go of an unpinned link a little later.
+        let patience = if stale { RELEASE } else { Duration::ZERO };
         for &mode in wanted {
-            let xdp = self.xdp()?;
-            let attached = xdp
-                .attach_to_if_index(device.index, mode.to_aya())
-                .and_then(|id| xdp.take_link(id));
-            match attached {
+            match self.attach_in(device, mode, patience)? {
                 Ok(link) => {
                     let path = pins.link(mode);
                     let link: FdLink = link
