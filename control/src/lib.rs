@@ -1,1 +1,7 @@
-//! Skein control.
+//! The Skein node agent: everything beside the packets.
+//!
+//! State goes one way: [`watch`] → [`state`] → compile → publish. What the kernel knows of
+//! routes and neighbours joins it on the way; the CNI plugin and `skeinctl` ask over one socket.
+
+pub mod cidr;
+pub mod config;

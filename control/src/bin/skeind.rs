@@ -1,0 +1,2 @@
+//! The Skein node agent.
+fn main() {}
