@@ -5,3 +5,9 @@
 
 pub mod cidr;
 pub mod config;
+pub mod durable;
+pub mod identity;
+pub mod ipam;
+pub mod mac;
+pub mod state;
+pub mod watch;
