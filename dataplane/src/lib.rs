@@ -1,4 +1,48 @@
-//! The Skein datapath.
+//! The Skein datapath: AF_XDP links, the packet pipeline, and the tables that it reads.
+//!
+//! A packet's way, in the order in which the modules stand below:
+//!
+//! A [`worker`] receives a batch from one of its links ([`io`]) and hands it to the
+//! [`pipeline`]. Each packet is parsed once ([`parse`] over [`wire`]); questions for the gateway
+//! are answered on the spot ([`hairpin`]); [`classify`] finds out who sent it and whether it may
+//! claim so. Its [`flow`] usually has an action already; if not, the [`slow`] path decides from
+//! the tables ([`snapshot`]) and the flow keeps the decision. The action is applied: checksums
+//! completed ([`offload`]), TTL and MACs rewritten ([`rewrite`]), tunnel header pushed
+//! ([`encap`]). The packet leaves by the link that the action names, or by the worker that owns
+//! that link. What is dropped on the way has a reason ([`verdict`]) and a counter ([`stats`]).
+//!
+//! Deliberately absent: clocks, logging and allocation on that way; any knowledge of
+//! Kubernetes; unsafe code outside [`io`].
 
 pub mod ids;
+pub mod stats;
+pub mod time;
+pub mod verdict;
+
+pub mod worker;
+
+pub mod pipeline;
+
+pub mod wire;
+
+pub mod parse;
+
+pub mod hairpin;
+
+pub mod classify;
+
+pub mod flow;
+
+pub mod slow;
+
+pub mod offload;
+
+pub mod rewrite;
+
+pub mod encap;
+
+pub mod snapshot;
+
 pub mod io;
+
+pub mod fixtures;

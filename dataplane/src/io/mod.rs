@@ -4,11 +4,13 @@
 //! A [`Link`] is one queue of one device. The pipeline knows nothing else of the outside, so it
 //! runs the same over AF_XDP sockets, in memory, from a capture file, and with faults injected.
 
+pub mod memory;
 pub mod packet;
+pub mod poll;
 pub mod pool;
 pub mod umem;
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use packet::Packet;
 use pool::FramePool;
@@ -58,7 +60,7 @@ pub trait Link: Send {
     fn caps(&self) -> LinkCaps;
 
     /// A descriptor that epoll reports readable when packets wait; `None`: poll by receiving.
-    fn poll_fd(&self) -> Option<RawFd>;
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// Adds received packets to `batch`, up to [`BATCH`] in all, and restocks the device with
     /// free frames. Never blocks. Returns how many were added.

@@ -195,6 +195,20 @@ impl Packet {
         self.segments.iter().map(|segment| segment.bytes(umem))
     }
 
+    /// Each segment's bytes from that offset of the packet on, in order.
+    pub fn slices_from<'a>(
+        &'a self,
+        umem: &'a Umem,
+        offset: usize,
+    ) -> impl Iterator<Item = &'a [u8]> + Clone {
+        let mut skip = offset;
+        self.slices(umem).map(move |slice| {
+            let (skipped, rest) = slice.split_at(skip.min(slice.len()));
+            skip -= skipped.len();
+            rest
+        })
+    }
+
     /// All bytes, copied: for tests and captures.
     #[must_use]
     pub fn to_vec(&self, umem: &Umem) -> Vec<u8> {

@@ -1,0 +1,87 @@
+//! Who sent this packet, and may it claim to be who it says?
+//!
+//! For a pod: its link tells which endpoint it is, and its MAC and address must be that
+//! endpoint's. For the overlay: the outer source must be a node that is known and the frame
+//! addressed to this one. What needs the tables' larger maps (does the inner source belong to
+//! that node?) is asked on a flow-table miss, in [`crate::slow`].
+
+use std::net::IpAddr;
+
+use crate::ids::{IdentityId, PeerId};
+use crate::parse::{Headers, L3};
+use crate::snapshot::{Endpoint, Snapshot};
+use crate::verdict::DropReason;
+use crate::wire::vxlan::VxlanHeader;
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A pod on this node.
+    Pod(&'a Endpoint),
+    /// Another node.
+    Overlay {
+        /// Which one.
+        peer: PeerId,
+        /// The outer source address, IPv4-mapped if IPv4.
+        outer_src: [u8; 16],
+        /// What the VNI says of the sender.
+        identity: IdentityId,
+    },
+}
+
+/// Checks that a frame from a pod's link claims nothing that is not the pod's.
+pub fn pod<'a>(endpoint: &'a Endpoint, headers: &Headers) -> Result<Source<'a>, DropReason> {
+    if headers.l2.src != endpoint.mac {
+        return Err(DropReason::SpoofedMac);
+    }
+    if matches!(headers.kind, L3::V4 { .. } | L3::V6 { .. }) {
+        if is_multicast(headers.dst()) {
+            return Err(DropReason::Multicast);
+        }
+        if !endpoint.addresses.contains(&headers.src()) {
+            return Err(DropReason::SpoofedAddress);
+        }
+    }
+    Ok(Source::Pod(endpoint))
+}
+
+/// Checks the outer headers of a packet from an uplink; `payload` is the UDP payload.
+pub fn overlay<'a>(
+    tables: &Snapshot,
+    outer: &Headers,
+    payload: &[u8],
+) -> Result<Source<'a>, DropReason> {
+    let node = tables.node();
+    if outer.dst_port != node.overlay_port || !node.addresses.contains(&outer.dst()) {
+        return Err(DropReason::NotVxlan);
+    }
+    let vni = VxlanHeader::new(payload)?.vni();
+    let peer = tables
+        .peer_by_address(outer.src())
+        .ok_or(DropReason::UnknownPeer)?;
+    let identity = IdentityId::new(vni).ok_or(DropReason::BadIdentity)?;
+    Ok(Source::Overlay {
+        peer,
+        outer_src: outer.src_bytes,
+        identity,
+    })
+}
+
+/// Checks that the inner frame of an overlay packet is addressed to this node's router.
+pub fn inner(tables: &Snapshot, inner: &Headers) -> Result<(), DropReason> {
+    if inner.l2.dst != tables.node().router_mac {
+        return Err(DropReason::ForeignRouterMac);
+    }
+    match inner.kind {
+        L3::Arp { .. } => Err(DropReason::ForeignNeighbour),
+        _ if is_multicast(inner.dst()) => Err(DropReason::Multicast),
+        _ => Ok(()),
+    }
+}
+
+fn is_multicast(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_multicast(),
+    }
+}

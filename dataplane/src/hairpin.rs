@@ -1,0 +1,114 @@
+//! What the datapath answers itself: a pod's questions for its gateway.
+//!
+//! The gateway (169.254.1.1 and fe80::1) is nowhere but here. ARP (RFC 826) and neighbour
+//! solicitations (RFC 4861) for it are answered with the MAC of the veth's host end; what a pod
+//! asks of other addresses is none of its business, since its link holds nobody else.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::io::packet::Packet;
+use crate::io::umem::Umem;
+use crate::parse::{Headers, L3};
+use crate::snapshot::Endpoint;
+use crate::verdict::DropReason;
+use crate::wire::{arp, icmpv6, ndp};
+
+/// The pods' IPv4 gateway.
+pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+
+/// The pods' IPv6 gateway.
+pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// What became of a packet that may be a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It holds the answer now: send it back where it came from.
+    Reply,
+    /// An announcement that needs no answer.
+    Heard,
+    /// No question at all: forward it.
+    NotForUs,
+}
+
+/// Answers a pod's question, in place.
+pub fn answer(
+    packet: &mut Packet,
+    umem: &Umem,
+    headers: &Headers,
+    endpoint: &Endpoint,
+) -> Result<Answer, DropReason> {
+    // The frame's source MAC is the first thing that a pod could forge.
+    if headers.l2.src != endpoint.mac {
+        return Err(DropReason::SpoofedMac);
+    }
+    match headers.kind {
+        L3::Arp { .. } => answer_arp(packet, umem, headers, endpoint),
+        L3::V6 { .. } => match headers.icmp {
+            Some((icmpv6::NEIGHBOR_SOLICITATION, _)) => {
+                answer_solicitation(packet, umem, headers, endpoint)
+            }
+            Some((icmpv6::NEIGHBOR_ADVERTISEMENT, _)) => Ok(Answer::Heard),
+            _ => Ok(Answer::NotForUs),
+        },
+        L3::V4 { .. } => Ok(Answer::NotForUs),
+    }
+}
+
+fn answer_arp(
+    packet: &mut Packet,
+    umem: &Umem,
+    headers: &Headers,
+    endpoint: &Endpoint,
+) -> Result<Answer, DropReason> {
+    let mut reply = [0; arp::FRAME_LEN];
+    {
+        let request = arp::Arp::new(&packet.head(umem)[usize::from(headers.l3_offset)..])?;
+        if request.sender_ip() == request.target_ip() {
+            return Ok(Answer::Heard);
+        }
+        if request.operation() != arp::REQUEST || request.target_ip() != GATEWAY_V4.octets() {
+            return Err(DropReason::ForeignNeighbour);
+        }
+        arp::build_reply(&mut reply, request, endpoint.gateway_mac)
+            .ok_or(DropReason::TruncatedArp)?;
+    }
+    replace(packet, umem, &reply)
+}
+
+fn answer_solicitation(
+    packet: &mut Packet,
+    umem: &Umem,
+    headers: &Headers,
+    endpoint: &Endpoint,
+) -> Result<Answer, DropReason> {
+    let mut reply = [0; ndp::ADVERTISEMENT_FRAME_LEN];
+    {
+        let message = packet
+            .head(umem)
+            .get(usize::from(headers.l4_offset)..headers.l3_end())
+            .ok_or(DropReason::TruncatedNdp)?;
+        let question =
+            ndp::Solicitation::parse(headers.src_bytes, headers.dst_bytes, headers.ttl, message)?;
+        if question.target != GATEWAY_V6.octets() {
+            // A test for duplicates of its own address: silence says that there is none.
+            return if headers.src_bytes == [0; 16] {
+                Ok(Answer::Heard)
+            } else {
+                Err(DropReason::ForeignNeighbour)
+            };
+        }
+        let answer = question.answer(headers.l2.src, endpoint.gateway_mac);
+        ndp::build_advertisement(&mut reply, &answer).ok_or(DropReason::TruncatedNdp)?;
+    }
+    replace(packet, umem, &reply)
+}
+
+fn replace(packet: &mut Packet, umem: &Umem, reply: &[u8]) -> Result<Answer, DropReason> {
+    // Both questions fit in one segment; an answer is at most as long as what it replaces
+    // plus an option, and the rest of the chunk has room for that.
+    if packet.segments().len() != 1 || !packet.resize_head(reply.len()) {
+        return Err(DropReason::ForeignNeighbour);
+    }
+    packet.head_mut(umem).copy_from_slice(reply);
+    Ok(Answer::Reply)
+}

@@ -1,0 +1,170 @@
+//! The way of a packet that no flow-table entry covers, down to the one [`Action`] that its
+//! flow keeps.
+//!
+//! The order stands here and nowhere else: origin → route.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::classify::Source;
+use crate::encap::{Tunnel, TunnelEnds};
+use crate::flow::{Action, Delivery};
+use crate::ids::{IdentityId, LinkId, PeerId, WorkerId};
+use crate::parse::{EthernetHeader, Headers};
+use crate::snapshot::{Endpoint, EpochSlot, EpochStamp, Node, Peer, Snapshot, Tracked};
+use crate::verdict::DropReason;
+
+/// Decides for a packet with these (inner) headers, on that worker. `hash` is the flow's: it
+/// picks the uplink queue and the outer source port.
+pub fn decide(
+    source: &Source<'_>,
+    headers: &Headers,
+    tables: &Snapshot,
+    worker: WorkerId,
+    hash: u64,
+) -> Result<Action, DropReason> {
+    let mut depends = Depends::new(tables);
+    let destination = headers.dst();
+    let identity = origin(source, headers.src(), tables, &mut depends)?;
+    if let Some(endpoint) = tables.local(destination) {
+        depends.on(endpoint.epoch());
+        let decrement_ttl = matches!(source, Source::Pod(_));
+        return Ok(to_local(endpoint, decrement_ttl, &depends));
+    }
+    if matches!(source, Source::Overlay { .. }) {
+        return Err(DropReason::OverlayTransit);
+    }
+    let peer = to_peer(destination, tables, &mut depends)?;
+    let tunnel = tunnel_to(peer, identity, headers, tables.node(), hash)?;
+    let hop = peer.hop.as_ref().ok_or(DropReason::NoRoute)?;
+    Ok(Action {
+        egress: uplink_queue(hop.uplink, tables, worker, hash).ok_or(DropReason::LinkClosed)?,
+        mtu: hop.mtu.saturating_sub(tunnel.overhead()),
+        decrement_ttl: true,
+        delivery: Delivery::Tunnel(tunnel),
+        depends: depends.stamps,
+    })
+}
+
+/// What the decision depends on, at most four slots.
+struct Depends<'a> {
+    tables: &'a Snapshot,
+    stamps: [EpochStamp; 4],
+    used: usize,
+}
+
+impl<'a> Depends<'a> {
+    fn new(tables: &'a Snapshot) -> Self {
+        Self {
+            tables,
+            stamps: [tables.epochs().stamp(EpochSlot::NODE); 4],
+            used: 1,
+        }
+    }
+
+    fn on(&mut self, slot: EpochSlot) {
+        self.stamps[self.used] = self.tables.epochs().stamp(slot);
+        self.used += 1;
+    }
+}
+
+/// The identity that the packet is judged by. A packet from the overlay must come from the node
+/// that its inner source belongs to, and a pod that is known here has its own identity,
+/// whatever the VNI says.
+fn origin(
+    source: &Source<'_>,
+    address: IpAddr,
+    tables: &Snapshot,
+    depends: &mut Depends<'_>,
+) -> Result<IdentityId, DropReason> {
+    match *source {
+        Source::Pod(endpoint) => {
+            let endpoint = tables
+                .endpoint(endpoint.id)
+                .ok_or(DropReason::UnknownLink)?;
+            depends.on(endpoint.epoch());
+            Ok(endpoint.identity)
+        }
+        Source::Overlay { peer, identity, .. } => {
+            if tables.peer_of(address) != Some(peer) {
+                return Err(DropReason::ForeignInnerSource);
+            }
+            let sender = tables.peer(peer).ok_or(DropReason::UnknownPeer)?;
+            depends.on(sender.epoch());
+            if let Some(pod) = tables.remote_pod(address) {
+                depends.on(pod.epoch());
+                if pod.identity != identity {
+                    return Err(DropReason::BadIdentity);
+                }
+            }
+            Ok(identity)
+        }
+    }
+}
+
+fn to_local(endpoint: &Endpoint, decrement_ttl: bool, depends: &Depends<'_>) -> Action {
+    Action {
+        egress: endpoint.link,
+        mtu: endpoint.mtu,
+        decrement_ttl,
+        delivery: Delivery::Local(EthernetHeader {
+            dst: endpoint.mac,
+            src: endpoint.gateway_mac,
+        }),
+        depends: depends.stamps,
+    }
+}
+
+fn to_peer<'a>(
+    destination: IpAddr,
+    tables: &'a Snapshot,
+    depends: &mut Depends<'_>,
+) -> Result<&'a Tracked<Arc<Peer>>, DropReason> {
+    let id: PeerId = tables.peer_of(destination).ok_or(DropReason::NoRoute)?;
+    let peer = tables.peer(id).ok_or(DropReason::NoRoute)?;
+    depends.on(peer.epoch());
+    if let Some(pod) = tables.remote_pod(destination) {
+        depends.on(pod.epoch());
+    }
+    Ok(peer)
+}
+
+fn tunnel_to(
+    peer: &Peer,
+    identity: IdentityId,
+    headers: &Headers,
+    node: &Node,
+    hash: u64,
+) -> Result<Tunnel, DropReason> {
+    let hop = peer.hop.as_ref().ok_or(DropReason::NoRoute)?;
+    let dst_mac = hop.dst_mac.ok_or(DropReason::NeighbourUnresolved)?;
+    let ends = TunnelEnds {
+        outer: EthernetHeader {
+            dst: dst_mac,
+            src: hop.src_mac,
+        },
+        outer_src: hop.outer_src,
+        outer_dst: hop.outer_dst,
+        port: node.overlay_port,
+        inner: EthernetHeader {
+            dst: peer.router_mac,
+            src: node.router_mac,
+        },
+    };
+    Tunnel::new(&ends, identity, headers.ether_type, hash).ok_or(DropReason::NoRoute)
+}
+
+/// The uplink queue for a flow: one of the worker's own, where it has any.
+fn uplink_queue(uplink: u8, tables: &Snapshot, worker: WorkerId, hash: u64) -> Option<LinkId> {
+    let queues = tables.uplink_links(uplink);
+    let own = |&link: &LinkId| {
+        tables
+            .link(link)
+            .is_some_and(|entry| entry.worker == worker)
+    };
+    let mine = queues.iter().copied().filter(own).count();
+    if mine > 0 {
+        return queues.iter().copied().filter(own).nth(hash as usize % mine);
+    }
+    queues.get(hash as usize % queues.len().max(1)).copied()
+}

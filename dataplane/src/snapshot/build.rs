@@ -1,0 +1,466 @@
+//! Makes the next publication from the last: the only place where tables change.
+//!
+//! Each step either holds all invariants of [`Snapshot`] or refuses with a reason and changes
+//! nothing; each moves the epochs of exactly what it changes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::{
+    Endpoint, EpochSlot, LinkEntry, LinkRole, Node, Peer, Prefix, RemotePod, Snapshot, Tracked,
+};
+use crate::ids::{EndpointId, LinkId, PeerId, WorkerId};
+
+/// The most links of a node: link numbers are dense, so this bounds the workers' tables.
+pub const MAX_LINKS: u32 = 4096;
+
+/// Why a step was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// A link number beyond what workers hold.
+    #[error("link {} is beyond the {MAX_LINKS} links of a node", .0.0)]
+    LinkRange(LinkId),
+    /// The link is in the tables already, for something else.
+    #[error("link {} is in use", .0.0)]
+    LinkInUse(LinkId),
+    /// Two owners claim one address.
+    #[error("address {address} belongs to {owner} already")]
+    AddressTaken {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        owner: String,
+    },
+    /// Two peers claim one range.
+    #[error("range {prefix} belongs to peer {} already", .owner.0)]
+    PrefixTaken {
+        /// The range.
+        prefix: Prefix,
+        /// Who has it.
+        owner: PeerId,
+    },
+    /// A peer that is not in the tables.
+    #[error("peer {} is not known", .0.0)]
+    UnknownPeer(PeerId),
+    /// A peer that pods still refer to.
+    #[error("peer {} still has pods, {address} for one", .peer.0)]
+    PeerInUse {
+        /// The peer.
+        peer: PeerId,
+        /// An address that refers to it.
+        address: IpAddr,
+    },
+}
+
+/// The next publication in the making.
+#[derive(Debug)]
+pub struct SnapshotBuilder {
+    next: Snapshot,
+}
+
+impl SnapshotBuilder {
+    /// Starts from the last publication; until changed, all is as it was.
+    #[must_use]
+    pub fn new(last: &Snapshot) -> Self {
+        let mut next = last.clone();
+        next.generation = last.generation.next();
+        Self { next }
+    }
+
+    /// The next publication.
+    #[must_use]
+    pub fn finish(self) -> Snapshot {
+        self.next
+    }
+
+    /// The tables as they stand in the making.
+    #[must_use]
+    pub fn tables(&self) -> &Snapshot {
+        &self.next
+    }
+
+    /// Sets what is common to the node.
+    pub fn set_node(&mut self, node: Node) {
+        if *self.next.node != node {
+            self.next.node = Arc::new(node);
+            self.next.epochs.bump(EpochSlot::NODE);
+        }
+    }
+
+    /// Adds a queue of an uplink device, owned by a worker.
+    pub fn add_uplink_link(
+        &mut self,
+        id: LinkId,
+        worker: WorkerId,
+        uplink: u8,
+    ) -> Result<(), BuildError> {
+        self.place_link(
+            id,
+            LinkEntry {
+                worker,
+                role: LinkRole::Uplink(uplink),
+            },
+        )?;
+        let links = self.next.uplinks.entry(uplink).or_default();
+        Arc::make_mut(links).push(id);
+        self.next.epochs.bump(EpochSlot::NODE);
+        Ok(())
+    }
+
+    /// Removes a queue of an uplink device; does nothing for another link.
+    pub fn remove_uplink_link(&mut self, id: LinkId) {
+        let Some(LinkEntry {
+            role: LinkRole::Uplink(uplink),
+            ..
+        }) = self.next.link(id)
+        else {
+            return;
+        };
+        self.next.links[id.0 as usize] = None;
+        if let Some(links) = self.next.uplinks.get_mut(&uplink) {
+            Arc::make_mut(links).retain(|&link| link != id);
+        }
+        self.next.epochs.bump(EpochSlot::NODE);
+    }
+
+    /// Adds an endpoint with its link, or changes it.
+    pub fn set_endpoint(&mut self, endpoint: Endpoint, worker: WorkerId) -> Result<(), BuildError> {
+        let id = endpoint.id;
+        let entry = LinkEntry {
+            worker,
+            role: LinkRole::Pod(id),
+        };
+        let before = self.next.endpoint(id).cloned();
+        let same_link = before
+            .as_ref()
+            .is_some_and(|before| before.link == endpoint.link);
+        if same_link
+            && before.as_ref().is_some_and(|before| ***before == endpoint)
+            && self.next.link(endpoint.link) == Some(entry)
+        {
+            return Ok(());
+        }
+        for &address in &endpoint.addresses {
+            self.check_address(address, id)?;
+        }
+        if same_link {
+            self.next.links[endpoint.link.0 as usize] = Some(entry);
+        } else {
+            self.place_link(endpoint.link, entry)?;
+        }
+        if let Some(before) = &before {
+            if !same_link {
+                self.next.links[before.link.0 as usize] = None;
+            }
+            for address in &before.addresses {
+                self.next.local.remove(address);
+            }
+        }
+        for &address in &endpoint.addresses {
+            self.next.local.insert(address, id);
+            // Flows that its range led to a peer until now must notice.
+            if let Some(peer) = self.next.peer_of(address) {
+                self.bump_peer(peer);
+            }
+        }
+        let epoch = self.moved_epoch(before.map(|before| before.epoch));
+        self.next.endpoints.insert(
+            id,
+            Tracked {
+                value: Arc::new(endpoint),
+                epoch,
+            },
+        );
+        Ok(())
+    }
+
+    /// Removes an endpoint and its link; does nothing when it is not there.
+    pub fn remove_endpoint(&mut self, id: EndpointId) {
+        let Some(endpoint) = self.next.endpoints.remove(&id) else {
+            return;
+        };
+        for address in &endpoint.addresses {
+            self.next.local.remove(address);
+        }
+        self.next.links[endpoint.link.0 as usize] = None;
+        self.next.epochs.release(endpoint.epoch);
+    }
+
+    /// Adds a peer, or changes it.
+    pub fn set_peer(&mut self, peer: Peer) -> Result<(), BuildError> {
+        let before = self.next.peer(peer.id).cloned();
+        if before.as_ref().is_some_and(|before| ***before == peer) {
+            return Ok(());
+        }
+        for &address in &peer.addresses {
+            if let Some(owner) = self
+                .next
+                .peer_by_address(address)
+                .filter(|&id| id != peer.id)
+            {
+                let owner = format!("peer {}", owner.0);
+                return Err(BuildError::AddressTaken { address, owner });
+            }
+        }
+        for &prefix in &peer.pod_prefixes {
+            let owner = self.next.peer_by_prefix.exact(prefix).copied();
+            if let Some(owner) = owner.filter(|&id| id != peer.id) {
+                return Err(BuildError::PrefixTaken { prefix, owner });
+            }
+        }
+        self.forget_peer_lookups(peer.id);
+        for &address in &peer.addresses {
+            self.next.peer_by_address.insert(address, peer.id);
+        }
+        for &prefix in &peer.pod_prefixes {
+            // A longer range may take addresses from another peer's.
+            if let Some(&other) = self.next.peer_by_prefix.lookup(prefix.address()) {
+                self.bump_peer(other);
+            }
+            self.next.peer_by_prefix.insert(prefix, peer.id);
+        }
+        let epoch = self.moved_epoch(before.map(|before| before.epoch));
+        self.next.peers.insert(
+            peer.id,
+            Tracked {
+                value: Arc::new(peer),
+                epoch,
+            },
+        );
+        Ok(())
+    }
+
+    /// Removes a peer, once no pod refers to it; does nothing when it is not there.
+    pub fn remove_peer(&mut self, id: PeerId) -> Result<(), BuildError> {
+        if self.next.peer(id).is_none() {
+            return Ok(());
+        }
+        if let Some((address, _)) = self.next.remote_pods().find(|(_, pod)| pod.peer == id) {
+            return Err(BuildError::PeerInUse { peer: id, address });
+        }
+        self.forget_peer_lookups(id);
+        if let Some(peer) = self.next.peers.remove(&id) {
+            self.next.epochs.release(peer.epoch);
+        }
+        Ok(())
+    }
+
+    /// Adds a pod on another node, or changes it.
+    pub fn set_remote_pod(&mut self, address: IpAddr, pod: RemotePod) -> Result<(), BuildError> {
+        let before = self.next.remote_pod(address).cloned();
+        if before.as_ref().is_some_and(|before| **before == pod) {
+            return Ok(());
+        }
+        if self.next.peer(pod.peer).is_none() {
+            return Err(BuildError::UnknownPeer(pod.peer));
+        }
+        if let Some(owner) = self.next.local.get(&address) {
+            let owner = format!("endpoint {}", owner.0);
+            return Err(BuildError::AddressTaken { address, owner });
+        }
+        // Flows that its range led elsewhere until now must notice; those that it led to the
+        // same peer go on undisturbed.
+        if before.is_none()
+            && let Some(peer) = self.next.peer_of(address).filter(|&peer| peer != pod.peer)
+        {
+            self.bump_peer(peer);
+        }
+        let epoch = self.moved_epoch(before.map(|before| before.epoch));
+        self.next
+            .remote
+            .insert(address, Tracked { value: pod, epoch });
+        Ok(())
+    }
+
+    /// Removes a pod on another node; does nothing when it is not there.
+    pub fn remove_remote_pod(&mut self, address: IpAddr) {
+        if let Some(pod) = self.next.remote.remove(&address) {
+            self.next.epochs.release(pod.epoch);
+        }
+    }
+
+    /// The slot of an entry that is about to change, moved on; a new one for a new entry.
+    fn moved_epoch(&mut self, before: Option<EpochSlot>) -> EpochSlot {
+        match before {
+            Some(epoch) => {
+                self.next.epochs.bump(epoch);
+                epoch
+            }
+            None => self.next.epochs.allocate(),
+        }
+    }
+
+    fn bump_peer(&mut self, id: PeerId) {
+        if let Some(peer) = self.next.peers.get(&id) {
+            self.next.epochs.bump(peer.epoch);
+        }
+    }
+
+    fn forget_peer_lookups(&mut self, id: PeerId) {
+        let Some(peer) = self.next.peers.get(&id).cloned() else {
+            return;
+        };
+        for address in &peer.addresses {
+            self.next.peer_by_address.remove(address);
+        }
+        for &prefix in &peer.pod_prefixes {
+            self.next.peer_by_prefix.remove(prefix);
+        }
+    }
+
+    fn place_link(&mut self, id: LinkId, entry: LinkEntry) -> Result<(), BuildError> {
+        if id.0 >= MAX_LINKS {
+            return Err(BuildError::LinkRange(id));
+        }
+        if self.next.link(id).is_some() {
+            return Err(BuildError::LinkInUse(id));
+        }
+        while self.next.links.len() <= id.0 as usize {
+            self.next.links.push_back(None);
+        }
+        self.next.links[id.0 as usize] = Some(entry);
+        Ok(())
+    }
+
+    fn check_address(&self, address: IpAddr, own: EndpointId) -> Result<(), BuildError> {
+        let owner = match self.next.local.get(&address) {
+            Some(&owner) if owner != own => format!("endpoint {}", owner.0),
+            _ => match self.next.remote_pod(address) {
+                Some(pod) => format!("a pod on peer {}", pod.peer.0),
+                None => return Ok(()),
+            },
+        };
+        Err(BuildError::AddressTaken { address, owner })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{endpoint, node, peer, remote};
+    use crate::ids::IdentityId;
+
+    fn with_both() -> Snapshot {
+        let mut builder = SnapshotBuilder::new(&Snapshot::empty(node(1)));
+        builder.set_endpoint(endpoint(1, 1), WorkerId(0)).unwrap();
+        builder.set_endpoint(endpoint(1, 2), WorkerId(0)).unwrap();
+        builder.set_peer(peer(1, 2)).unwrap();
+        builder.set_peer(peer(1, 3)).unwrap();
+        builder.finish()
+    }
+
+    #[test]
+    fn contradictions_are_refused_and_change_nothing() {
+        let tables = with_both();
+        let mut builder = SnapshotBuilder::new(&tables);
+        let mut twin = endpoint(1, 3);
+        twin.addresses = endpoint(1, 1).addresses;
+        assert!(matches!(
+            builder.set_endpoint(twin, WorkerId(0)),
+            Err(BuildError::AddressTaken { .. })
+        ));
+        let mut crowd = endpoint(1, 3);
+        crowd.link = endpoint(1, 1).link;
+        assert_eq!(
+            builder.set_endpoint(crowd.clone(), WorkerId(0)),
+            Err(BuildError::LinkInUse(crowd.link))
+        );
+        let mut twin = peer(1, 4);
+        twin.pod_prefixes = peer(1, 2).pod_prefixes;
+        assert!(matches!(
+            builder.set_peer(twin),
+            Err(BuildError::PrefixTaken { .. })
+        ));
+        let (address, mut pod) = remote(2, 9);
+        pod.peer = PeerId(77);
+        assert_eq!(
+            builder.set_remote_pod(address, pod),
+            Err(BuildError::UnknownPeer(PeerId(77)))
+        );
+        assert_eq!(builder.finish().endpoints().count(), 2);
+    }
+
+    #[test]
+    fn a_change_moves_its_own_epoch_alone() {
+        let tables = with_both();
+        let stamp = |tables: &Snapshot, slot| tables.epochs().stamp(slot);
+        let one = stamp(&tables, tables.endpoint(EndpointId(1)).unwrap().epoch());
+        let two = stamp(&tables, tables.endpoint(EndpointId(2)).unwrap().epoch());
+        let far = stamp(&tables, tables.peer(PeerId(2)).unwrap().epoch());
+        let mut builder = SnapshotBuilder::new(&tables);
+        let mut changed = endpoint(1, 1);
+        changed.identity = IdentityId::UNMANAGED;
+        builder.set_endpoint(changed, WorkerId(0)).unwrap();
+        let next = builder.finish();
+        assert_eq!(next.generation(), tables.generation().next());
+        assert!(!next.epochs().holds(one));
+        assert!(next.epochs().holds(two));
+        assert!(next.epochs().holds(far));
+    }
+
+    #[test]
+    fn pods_elsewhere_come_and_go_without_touching_flows_to_their_neighbours() {
+        let tables = with_both();
+        let far = tables
+            .epochs()
+            .stamp(tables.peer(PeerId(2)).unwrap().epoch());
+        let mut builder = SnapshotBuilder::new(&tables);
+        let (address, pod) = remote(2, 9);
+        builder.set_remote_pod(address, pod).unwrap();
+        assert!(builder.tables().epochs().holds(far));
+        let own = builder.tables().remote_pod(address).unwrap().epoch();
+        let known = builder.tables().epochs().stamp(own);
+        builder
+            .set_remote_pod(
+                address,
+                RemotePod {
+                    peer: PeerId(3),
+                    ..pod
+                },
+            )
+            .unwrap();
+        assert!(!builder.tables().epochs().holds(known));
+        assert!(builder.tables().epochs().holds(far));
+        builder.remove_remote_pod(address);
+        assert!(builder.tables().epochs().holds(far));
+        // An address of its range turns up on another node than the range says: flows that
+        // followed the range must notice.
+        builder
+            .set_remote_pod(
+                address,
+                RemotePod {
+                    peer: PeerId(3),
+                    ..pod
+                },
+            )
+            .unwrap();
+        assert!(!builder.tables().epochs().holds(far));
+    }
+
+    #[test]
+    fn setting_the_same_again_moves_nothing() {
+        let tables = with_both();
+        let one = tables
+            .epochs()
+            .stamp(tables.endpoint(EndpointId(1)).unwrap().epoch());
+        let mut builder = SnapshotBuilder::new(&tables);
+        builder.set_endpoint(endpoint(1, 1), WorkerId(0)).unwrap();
+        builder.set_peer(peer(1, 2)).unwrap();
+        let next = builder.finish();
+        assert!(next.epochs().holds(one));
+    }
+
+    #[test]
+    fn a_peer_goes_only_when_its_pods_are_gone() {
+        let mut builder = SnapshotBuilder::new(&with_both());
+        let (address, pod) = remote(2, 9);
+        builder.set_remote_pod(address, pod).unwrap();
+        assert!(matches!(
+            builder.remove_peer(PeerId(2)),
+            Err(BuildError::PeerInUse { .. })
+        ));
+        builder.remove_remote_pod(address);
+        builder.remove_peer(PeerId(2)).unwrap();
+        assert_eq!(builder.finish().peer_of(address), None);
+    }
+}

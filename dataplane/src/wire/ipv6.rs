@@ -1,0 +1,317 @@
+//! IPv6 and its extension headers (RFC 8200, AH: RFC 4302).
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |Version| Traffic Class |           Flow Label                  |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |         Payload Length        |  Next Header  |   Hop Limit   |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                 Source Address (16 bytes)                     |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |               Destination Address (16 bytes)                  |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//!
+//! options, routing             fragment
+//! +--------+--------+-----+    +--------+--------+-------------+-+-+-+
+//! |  Next  | Len/8-1| ... |    |  Next  |    0   |   Offset    |0 0|M|
+//! +--------+--------+-----+    +--------+--------+-------------+-+-+-+
+//!                              |          Identification             |
+//!                              +-------------------------------------+
+//! ```
+//!
+//! Options are stepped over, never read; jumbograms (RFC 2675) are not supported. There is
+//! no header checksum.
+
+use super::ipv4::ECN_MASK;
+use super::{ParseError, array_at, protocol, put_u16, u16_at, u32_at};
+
+/// Bytes in the fixed header.
+pub const HEADER_LEN: usize = 40;
+/// Offset of the payload length.
+pub const PAYLOAD_LEN_OFFSET: usize = 4;
+/// Offset of the next header.
+pub const NEXT_HEADER_OFFSET: usize = 6;
+/// Offset of the hop limit.
+pub const HOP_LIMIT_OFFSET: usize = 7;
+/// Offset of the source address.
+pub const SRC_OFFSET: usize = 8;
+/// Offset of the destination address.
+pub const DST_OFFSET: usize = 24;
+/// Bytes in a fragment header.
+pub const FRAGMENT_LEN: usize = 8;
+/// The least MTU of an IPv6 link.
+pub const MIN_MTU: usize = 1280;
+
+/// Read view of an IPv6 header.
+#[derive(Debug, Clone, Copy)]
+pub struct Ipv6<'a>(&'a [u8; HEADER_LEN]);
+
+impl<'a> Ipv6<'a> {
+    /// The header at the start of `bytes`. That the payload is all there is not checked.
+    ///
+    /// # Errors
+    /// [`ParseError::TruncatedIpv6`], [`ParseError::BadIpv6Version`].
+    #[inline]
+    pub fn new(bytes: &'a [u8]) -> Result<Self, ParseError> {
+        let header = bytes
+            .first_chunk::<HEADER_LEN>()
+            .ok_or(ParseError::TruncatedIpv6)?;
+        if header[0] >> 4 != 6 {
+            return Err(ParseError::BadIpv6Version);
+        }
+        Ok(Self(header))
+    }
+
+    /// DSCP and ECN.
+    #[must_use]
+    pub const fn traffic_class(self) -> u8 {
+        (u16_at(self.0, 0) >> 4) as u8
+    }
+
+    /// Flow label, 20 bits.
+    #[must_use]
+    pub const fn flow_label(self) -> u32 {
+        u32_at(self.0, 0) & 0x000f_ffff
+    }
+
+    /// Bytes after this header, extension headers included.
+    #[must_use]
+    pub const fn payload_len(self) -> u16 {
+        u16_at(self.0, PAYLOAD_LEN_OFFSET)
+    }
+
+    /// What follows this header.
+    #[must_use]
+    pub const fn next_header(self) -> u8 {
+        self.0[NEXT_HEADER_OFFSET]
+    }
+
+    /// Hop limit.
+    #[must_use]
+    pub const fn hop_limit(self) -> u8 {
+        self.0[HOP_LIMIT_OFFSET]
+    }
+
+    /// Source address.
+    #[must_use]
+    pub fn src(self) -> [u8; 16] {
+        array_at(self.0, SRC_OFFSET)
+    }
+
+    /// Destination address.
+    #[must_use]
+    pub fn dst(self) -> [u8; 16] {
+        array_at(self.0, DST_OFFSET)
+    }
+}
+
+/// Write view of an IPv6 header.
+#[derive(Debug)]
+pub struct Ipv6Mut<'a>(&'a mut [u8; HEADER_LEN]);
+
+impl<'a> Ipv6Mut<'a> {
+    /// The header at the start of `bytes`.
+    ///
+    /// # Errors
+    /// [`ParseError::TruncatedIpv6`], [`ParseError::BadIpv6Version`].
+    #[inline]
+    pub fn new(bytes: &'a mut [u8]) -> Result<Self, ParseError> {
+        let header = bytes
+            .first_chunk_mut::<HEADER_LEN>()
+            .ok_or(ParseError::TruncatedIpv6)?;
+        if header[0] >> 4 != 6 {
+            return Err(ParseError::BadIpv6Version);
+        }
+        Ok(Self(header))
+    }
+
+    /// Takes one from the hop limit and returns what is left. At zero or one nothing is
+    /// written and `None` says that the packet has expired.
+    pub fn decrement_hop_limit(&mut self) -> Option<u8> {
+        let left = self.0[HOP_LIMIT_OFFSET]
+            .checked_sub(1)
+            .filter(|&left| left > 0)?;
+        self.0[HOP_LIMIT_OFFSET] = left;
+        Some(left)
+    }
+
+    /// Sets the two ECN bits; higher bits of `ecn` are ignored.
+    pub const fn set_ecn(&mut self, ecn: u8) {
+        self.0[1] = (self.0[1] & !(ECN_MASK << 4)) | ((ecn & ECN_MASK) << 4);
+    }
+
+    /// Sets DSCP and ECN.
+    pub const fn set_traffic_class(&mut self, class: u8) {
+        self.0[0] = 0x60 | (class >> 4);
+        self.0[1] = (self.0[1] & 0x0f) | (class << 4);
+    }
+
+    /// Sets the payload length.
+    pub const fn set_payload_len(&mut self, len: u16) {
+        put_u16(self.0, PAYLOAD_LEN_OFFSET, len);
+    }
+
+    /// Sets the source address. The transport checksum is the caller's to update.
+    pub fn set_src(&mut self, address: [u8; 16]) {
+        self.0[SRC_OFFSET..DST_OFFSET].copy_from_slice(&address);
+    }
+
+    /// Sets the destination address. The transport checksum is the caller's to update.
+    pub fn set_dst(&mut self, address: [u8; 16]) {
+        self.0[DST_OFFSET..].copy_from_slice(&address);
+    }
+}
+
+/// What a new header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ipv6Fields {
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// Flow label; only its low 20 bits are written.
+    pub flow_label: u32,
+    /// Bytes after this header.
+    pub payload_len: u16,
+    /// What follows.
+    pub next_header: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source address.
+    pub src: [u8; 16],
+    /// Destination address.
+    pub dst: [u8; 16],
+}
+
+/// Writes a header.
+pub fn write_header(out: &mut [u8; HEADER_LEN], fields: &Ipv6Fields) {
+    let first = 6 << 28 | u32::from(fields.traffic_class) << 20 | (fields.flow_label & 0x000f_ffff);
+    out[..PAYLOAD_LEN_OFFSET].copy_from_slice(&first.to_be_bytes());
+    put_u16(out, PAYLOAD_LEN_OFFSET, fields.payload_len);
+    out[NEXT_HEADER_OFFSET] = fields.next_header;
+    out[HOP_LIMIT_OFFSET] = fields.hop_limit;
+    out[SRC_OFFSET..DST_OFFSET].copy_from_slice(&fields.src);
+    out[DST_OFFSET..].copy_from_slice(&fields.dst);
+}
+
+/// Whether `next_header` is an extension header that can be stepped over.
+#[must_use]
+pub const fn is_extension(next_header: u8) -> bool {
+    matches!(
+        next_header,
+        protocol::HOP_BY_HOP
+            | protocol::ROUTING
+            | protocol::FRAGMENT
+            | protocol::DESTINATION_OPTIONS
+            | protocol::AH
+    )
+}
+
+/// Whether an address is IPv4-mapped, `::ffff:a.b.c.d` (RFC 4291 section 2.5.5.2).
+#[must_use]
+pub fn is_v4_mapped(address: &[u8; 16]) -> bool {
+    address[..12] == V4_MAPPED_PREFIX
+}
+
+/// `::ffff:0:0/96`, before an IPv4 address.
+pub const V4_MAPPED_PREFIX: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// An IPv4 address as 16 bytes, IPv4-mapped.
+#[must_use]
+pub const fn v4_mapped([a, b, c, d]: [u8; 4]) -> [u8; 16] {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d]
+}
+
+/// Read view of an extension header of any kind but fragment.
+#[derive(Debug, Clone, Copy)]
+pub struct Extension<'a>(&'a [u8]);
+
+impl<'a> Extension<'a> {
+    /// The extension header of kind `kind` at the start of `bytes`.
+    ///
+    /// # Errors
+    /// [`ParseError::TruncatedIpv6Extension`]; [`ParseError::BadIpv6Extension`] for an
+    /// authentication header shorter than its fixed part.
+    #[inline]
+    pub fn new(kind: u8, bytes: &'a [u8]) -> Result<Self, ParseError> {
+        let &[_, units, ..] = bytes else {
+            return Err(ParseError::TruncatedIpv6Extension);
+        };
+        let len = if kind == protocol::AH {
+            // In words, minus two (RFC 4302 section 2.2); the fixed part is 12 bytes.
+            (usize::from(units) + 2) * 4
+        } else {
+            (usize::from(units) + 1) * 8
+        };
+        if kind == protocol::AH && len < 12 {
+            return Err(ParseError::BadIpv6Extension);
+        }
+        Ok(Self(
+            bytes.get(..len).ok_or(ParseError::TruncatedIpv6Extension)?,
+        ))
+    }
+
+    /// What follows.
+    #[must_use]
+    pub fn next_header(self) -> u8 {
+        self.0.first().copied().unwrap_or(protocol::NO_NEXT_HEADER)
+    }
+
+    /// Bytes in this header.
+    #[must_use]
+    pub const fn header_len(self) -> usize {
+        self.0.len()
+    }
+
+    /// For a routing header: its type and the segments left.
+    #[must_use]
+    pub const fn routing(self) -> Option<(u8, u8)> {
+        match self.0 {
+            &[_, _, kind, left, ..] => Some((kind, left)),
+            _ => None,
+        }
+    }
+}
+
+/// Read view of a fragment header (RFC 8200 section 4.5).
+#[derive(Debug, Clone, Copy)]
+pub struct FragmentHeader<'a>(&'a [u8; FRAGMENT_LEN]);
+
+impl<'a> FragmentHeader<'a> {
+    /// The header at the start of `bytes`.
+    ///
+    /// # Errors
+    /// [`ParseError::TruncatedIpv6Extension`].
+    #[inline]
+    pub fn new(bytes: &'a [u8]) -> Result<Self, ParseError> {
+        Ok(Self(
+            bytes
+                .first_chunk()
+                .ok_or(ParseError::TruncatedIpv6Extension)?,
+        ))
+    }
+
+    /// What follows, in the first fragment.
+    #[must_use]
+    pub const fn next_header(self) -> u8 {
+        self.0[0]
+    }
+
+    /// Where this fragment's part starts in the whole fragmentable part, in bytes.
+    #[must_use]
+    pub const fn offset(self) -> u16 {
+        u16_at(self.0, 2) & !7
+    }
+
+    /// Whether a later fragment follows.
+    #[must_use]
+    pub const fn more_fragments(self) -> bool {
+        self.0[3] & 1 != 0
+    }
+
+    /// Identification.
+    #[must_use]
+    pub const fn id(self) -> u32 {
+        u32_at(self.0, 4)
+    }
+}
