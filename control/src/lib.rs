@@ -9,5 +9,7 @@ pub mod durable;
 pub mod identity;
 pub mod ipam;
 pub mod mac;
+pub mod neighbour;
+pub mod netlink;
 pub mod state;
 pub mod watch;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use skein_cni::agent::{Attachment, PodRef};
 
 use crate::cidr::Cidr;
-use crate::mac::Mac;
+use crate::mac::MacAddr;
 
 /// Labels or annotations.
 pub type Labels = BTreeMap<String, String>;
@@ -118,9 +118,11 @@ pub struct Endpoint {
     /// Name of the host end of the veth
     pub host_ifname: String,
     /// MAC of the pod's end
-    pub pod_mac: Mac,
+    #[serde(with = "crate::mac")]
+    pub pod_mac: MacAddr,
     /// MAC of the host end
-    pub host_mac: Mac,
+    #[serde(with = "crate::mac")]
+    pub host_mac: MacAddr,
     /// MTU of both ends, in bytes
     pub device_mtu: u32,
     /// MTU of the pod's routes, in bytes
