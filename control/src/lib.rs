@@ -4,10 +4,13 @@
 //! routes and neighbours joins it on the way; the CNI plugin and `skeinctl` ask over one socket.
 
 pub mod cidr;
+pub mod cni_server;
 pub mod config;
 pub mod durable;
+pub mod endpoint;
 pub mod identity;
 pub mod ipam;
+pub mod lock;
 pub mod mac;
 pub mod neighbour;
 pub mod netlink;

@@ -182,10 +182,9 @@ impl Underlay {
     /// Whether some next hop has no MAC yet.
     #[must_use]
     pub fn unresolved(&self) -> bool {
-        self.routes.keys().any(|&peer| {
-            self.hop(peer)
-                .is_ok_and(|hop| hop.next_hop_mac.is_none())
-        })
+        self.routes
+            .keys()
+            .any(|&peer| self.hop(peer).is_ok_and(|hop| hop.next_hop_mac.is_none()))
     }
 
     fn uplink_of(&self, device: u32) -> Option<(u8, &Uplink)> {

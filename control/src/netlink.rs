@@ -157,14 +157,20 @@ impl Netlink {
             }
             // IFA_LOCAL is the device's own on a point-to-point link, where IFA_ADDRESS is the
             // peer's; IPv6 has IFA_ADDRESS alone.
-            let local = message.attributes.iter().find_map(|attribute| match attribute {
-                AddressAttribute::Local(address) => Some(*address),
-                _ => None,
-            });
-            let address = message.attributes.iter().find_map(|attribute| match attribute {
-                AddressAttribute::Address(address) => Some(*address),
-                _ => None,
-            });
+            let local = message
+                .attributes
+                .iter()
+                .find_map(|attribute| match attribute {
+                    AddressAttribute::Local(address) => Some(*address),
+                    _ => None,
+                });
+            let address = message
+                .attributes
+                .iter()
+                .find_map(|attribute| match attribute {
+                    AddressAttribute::Address(address) => Some(*address),
+                    _ => None,
+                });
             addresses.extend(local.or(address));
         }
         Ok(addresses)
@@ -176,7 +182,9 @@ impl Netlink {
         message.header.address_family = family(destination);
         message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
         let address = RouteAddress::from(destination);
-        message.attributes.push(RouteAttribute::Destination(address));
+        message
+            .attributes
+            .push(RouteAttribute::Destination(address));
         match self.request(RouteNetlinkMessage::GetRoute(message), 0) {
             Ok(answers) => Ok(answers.into_iter().find_map(|answer| match answer {
                 RouteNetlinkMessage::NewRoute(message) => Some(route(&message, destination)),
@@ -211,10 +219,12 @@ impl Netlink {
         message.header.family = family(address);
         message.header.ifindex = device;
         message.header.state = NeighbourState::None;
-        message.attributes.push(NeighbourAttribute::Destination(match address {
-            IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
-            IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
-        }));
+        message
+            .attributes
+            .push(NeighbourAttribute::Destination(match address {
+                IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
+                IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
+            }));
         if managed {
             let flags = NeighbourExtFlags::Managed;
             message.attributes.push(NeighbourAttribute::ExtFlags(flags));
@@ -231,10 +241,12 @@ impl Netlink {
         let mut message = NeighbourMessage::default();
         message.header.family = family(address);
         message.header.ifindex = device;
-        message.attributes.push(NeighbourAttribute::Destination(match address {
-            IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
-            IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
-        }));
+        message
+            .attributes
+            .push(NeighbourAttribute::Destination(match address {
+                IpAddr::V4(v4) => NeighbourAddress::Inet(v4),
+                IpAddr::V6(v6) => NeighbourAddress::Inet6(v6),
+            }));
         match self.request(RouteNetlinkMessage::DelNeighbour(message), NLM_F_ACK) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other.map(drop),
@@ -330,7 +342,10 @@ fn device(answer: RouteNetlinkMessage) -> Option<Device> {
         name: String::new(),
         mac: MacAddr::ZERO,
         mtu: 0,
-        running: message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        running: message
+            .header
+            .flags
+            .contains(LinkFlags::Up | LinkFlags::LowerUp),
     };
     for attribute in message.attributes {
         match attribute {
@@ -487,8 +502,7 @@ fn heard(sockets: &[(Notice, Socket); 2]) -> Vec<Notice> {
                 // ENOBUFS: some were lost, which the notice makes good.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error)
-                    if error.raw_os_error()
-                        == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
+                    if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
                 Err(_) => break,
             }
         }
@@ -513,6 +527,10 @@ impl Machine for ThisMachine {
             let device = devices.iter().find(|device| device.index == index);
             device.map(|device| device.name.clone())
         };
-        Ok(netlink.default_routes()?.into_iter().filter_map(name_of).collect())
+        Ok(netlink
+            .default_routes()?
+            .into_iter()
+            .filter_map(name_of)
+            .collect())
     }
 }

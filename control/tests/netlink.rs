@@ -145,7 +145,10 @@ fn check_peers(managed: bool) {
 
         // Every entry is as it was asked for; and goes when nobody wants it any more.
         let held = netlink.neighbours().unwrap();
-        let entry = held.iter().find(|n| n.address == addr("192.0.2.2")).unwrap();
+        let entry = held
+            .iter()
+            .find(|n| n.address == addr("192.0.2.2"))
+            .unwrap();
         assert_eq!(entry.managed, managed);
         underlay.ask_routes(&mut netlink, &BTreeSet::new()).unwrap();
         let held = netlink.neighbours().unwrap();
