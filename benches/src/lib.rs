@@ -1,1 +1,4 @@
-//! Skein benches.
+//! Named packets and a node to run them on, shared by all benchmarks.
+
+pub mod node;
+pub mod packets;

@@ -4,11 +4,19 @@
 //! A [`Link`] is one queue of one device. The pipeline knows nothing else of the outside, so it
 //! runs the same over AF_XDP sockets, in memory, from a capture file, and with faults injected.
 
+pub mod features;
+pub mod link;
 pub mod memory;
+pub mod open;
 pub mod packet;
 pub mod poll;
 pub mod pool;
+pub mod program;
+pub mod queues;
+pub mod ring;
+pub mod sys;
 pub mod umem;
+pub mod xsk;
 
 use std::os::fd::BorrowedFd;
 

@@ -80,6 +80,12 @@ impl FramePool {
         &self.store.umem
     }
 
+    /// The store behind this stack.
+    #[must_use]
+    pub fn store(&self) -> &Arc<FrameStore> {
+        &self.store
+    }
+
     /// A free frame; `None` when the store is empty too.
     pub fn take(&mut self) -> Option<Frame> {
         if self.local.is_empty() {

@@ -189,3 +189,125 @@ pub fn transport<'a>(pseudo: Sum, segments: impl IntoIterator<Item = &'a [u8]>, 
 pub fn verify<'a>(pseudo: Sum, segments: impl IntoIterator<Item = &'a [u8]>) -> bool {
     segments.into_iter().fold(pseudo, Sum::with).fold() == 0xffff
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The plain reading of RFC 1071: 16-bit big-endian words, an odd byte padded by zero.
+    fn model(bytes: &[u8]) -> u16 {
+        let mut sum = 0_u32;
+        for pair in bytes.chunks(2) {
+            sum += u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |&low| u32::from(low));
+            if sum > 0xffff {
+                sum -= 0xffff;
+            }
+        }
+        sum as u16
+    }
+
+    #[test]
+    fn golden_values() {
+        // RFC 1071 section 3: 0001 + f203 + f4f5 + f6f7 = ddf2.
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(Sum::new().with(&bytes).fold(), 0xddf2);
+        assert_eq!(Sum::new().fold(), 0);
+        assert_eq!(Sum::new().with(&[0x12]).fold(), 0x1200);
+        // RFC 1624 section 4: the example that earlier equations got wrong.
+        assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
+        assert_eq!(udp_nonzero(0), 0xffff);
+        assert_eq!(udp_nonzero(0x1234), 0x1234);
+    }
+
+    #[test]
+    fn long_runs_of_ones_do_not_overflow() {
+        let ones = vec![0xff; 70_001];
+        assert_eq!(Sum::new().with(&ones).fold(), model(&ones));
+    }
+
+    proptest! {
+        #[test]
+        fn sums_agree_with_the_model_at_any_split(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            mut cuts in prop::collection::vec(0_usize..300, 0..6),
+        ) {
+            cuts.iter_mut().for_each(|cut| *cut = (*cut).min(bytes.len()));
+            cuts.sort_unstable();
+            let mut sum = Sum::new();
+            let mut start = 0;
+            for cut in cuts.into_iter().chain([bytes.len()]) {
+                sum = sum.with(&bytes[start..cut]);
+                start = cut;
+            }
+            prop_assert_eq!(sum.fold(), model(&bytes));
+        }
+
+        #[test]
+        fn pseudo_headers_agree_with_their_bytes(
+            src: [u8; 16], dst: [u8; 16], next: u8, len: u32,
+        ) {
+            let mut v6 = [&src[..], &dst[..], &len.to_be_bytes()].concat();
+            v6.extend([0, 0, 0, next]);
+            prop_assert_eq!(pseudo_v6(src, dst, next, len).fold(), model(&v6));
+
+            let (src, dst): ([u8; 4], [u8; 4]) =
+                (*src.first_chunk().unwrap(), *dst.first_chunk().unwrap());
+            let mut v4 = [&src[..], &dst[..], &[0, next]].concat();
+            v4.extend((len as u16).to_be_bytes());
+            prop_assert_eq!(pseudo_v4(src, dst, next, len as u16).fold(), model(&v4));
+        }
+
+        /// Also against the corner where a sum is minus zero.
+        #[test]
+        fn an_update_equals_computing_afresh(
+            mut bytes in prop::collection::vec(prop_oneof![Just(0), Just(0xff), any::<u8>()], 4..64),
+            at in 0_usize..31,
+            new: [u8; 2],
+        ) {
+            bytes.truncate(bytes.len() & !1);
+            let at = (at * 2).min(bytes.len() - 2);
+            // An IP header and a pseudo-header are never all zero; a sum of nothing is the
+            // one case where zero has two forms.
+            bytes[if at == 0 { 2 } else { 0 }] |= 1;
+            let before = Sum::new().with(&bytes).checksum();
+            let partial = Sum::new().with(&bytes).fold();
+            let old = [bytes[at], bytes[at + 1]];
+            bytes[at..at + 2].copy_from_slice(&new);
+            let after = Sum::new().with(&bytes).checksum();
+            let (was, is) = (u16::from_be_bytes(old), u16::from_be_bytes(new));
+            prop_assert_eq!(update(before, was, is), after);
+            prop_assert_eq!(update_bytes(before, &old, &new), after);
+            prop_assert_eq!(update_partial(partial, was, is), !after);
+            prop_assert_eq!(update_partial_bytes(partial, &old, &new), !after);
+        }
+
+        #[test]
+        fn a_partial_checksum_is_completed_once_and_for_all(
+            src: [u8; 4],
+            dst: [u8; 4],
+            ports: [u8; 4],
+            mut body in prop::collection::vec(any::<u8>(), 8..200),
+            cut in 0_usize..200,
+        ) {
+            body[..4].copy_from_slice(&ports);
+            let pseudo = pseudo_v4(src, dst, 6, body.len() as u16);
+            // The field sits at offset 6, as in UDP.
+            body[6..8].copy_from_slice(&pseudo.fold().to_be_bytes());
+            prop_assert!(is_partial(pseudo, pseudo.fold()));
+            let cut = cut.min(body.len());
+            let full = complete([&body[..cut], &body[cut..]]);
+            prop_assert_eq!(transport(pseudo, [&body[..]], pseudo.fold()), full);
+            body[6..8].copy_from_slice(&full.to_be_bytes());
+            prop_assert!(verify(pseudo, [&body[..cut], &body[cut..]]));
+            prop_assert_eq!(transport(pseudo, [&body[..]], full), full);
+            if is_partial(pseudo, full) {
+                prop_assert_eq!(complete([&body[..]]), full);
+            }
+            let spoilt = body[0] ^ 0x40;
+            body[0] = spoilt;
+            prop_assert!(!verify(pseudo, [&body[..]]));
+        }
+    }
+}

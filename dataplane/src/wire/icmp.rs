@@ -205,3 +205,145 @@ pub fn build_error(
     put_u16(header, CHECKSUM_OFFSET, sum);
     Some(ethernet::HEADER_LEN + ipv4::HEADER_LEN + HEADER_LEN + quote_len)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::parse::{self, L3};
+    use crate::wire::MacAddr;
+
+    const L2: EthernetHeader = EthernetHeader {
+        dst: MacAddr([2, 0, 0, 0, 0, 1]),
+        src: MacAddr([2, 0, 0, 0, 0, 2]),
+    };
+    const GATEWAY: [u8; 4] = [169, 254, 1, 1];
+
+    #[test]
+    fn golden_echo() {
+        let bytes = [8, 0, 0xca, 0xfe, 0x12, 0x34, 0x00, 0x01, 0xff];
+        let view = Icmp::new(&bytes).unwrap();
+        assert_eq!(
+            (view.kind(), view.code(), view.checksum()),
+            (ECHO_REQUEST, 0, 0xcafe)
+        );
+        assert_eq!((view.identifier(), view.sequence()), (0x1234, 1));
+        assert_eq!(Icmp::new(&bytes[..7]).unwrap_err(), ParseError::TruncatedL4);
+    }
+
+    #[test]
+    fn kinds_are_told_apart() {
+        for kind in 0..=u8::MAX {
+            assert!(!(is_error(kind) && is_query(kind)), "{kind}");
+            assert!(!is_echo(kind) || is_query(kind), "{kind}");
+        }
+        assert!(!is_error(200) && !is_query(200));
+    }
+
+    #[test]
+    fn golden_fragmentation_needed() {
+        let mut offending = [0; 30];
+        let fields = Ipv4Fields {
+            tos: 0,
+            total_len: 28,
+            id: 7,
+            dont_fragment: true,
+            ttl: 64,
+            protocol: protocol::UDP,
+            src: [10, 0, 0, 1],
+            dst: [10, 0, 0, 2],
+        };
+        ipv4::write_header(offending.first_chunk_mut().unwrap(), &fields);
+        offending[20..28].copy_from_slice(&[0, 1, 0, 2, 0, 8, 0, 0]);
+        let mut out = [0; ERROR_FRAME_MAX_LEN];
+        let error = IcmpError::FragmentationNeeded { mtu: 1450 };
+        let len = build_error(&mut out, L2, GATEWAY, error, &offending).unwrap();
+        // Two bytes of padding are not quoted.
+        assert_eq!(len, 14 + 20 + 8 + 28);
+        assert_eq!(
+            out[..34],
+            [
+                2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0xc0, 0, 56, 0, 0, 0x40, 0, 64, 1,
+                0x85, 0x05, 169, 254, 1, 1, 10, 0, 0, 1,
+            ]
+        );
+        assert_eq!(out[34..36], [3, 4]);
+        assert_eq!(out[38..42], [0, 0, 0x05, 0xaa]);
+        assert_eq!(out[42..len], offending[..28]);
+    }
+
+    proptest! {
+        #[test]
+        fn errors_parse_back_with_right_checksums(
+            payload in prop::collection::vec(any::<u8>(), 0..1500),
+            options in 0_usize..=10,
+            padding in 0_usize..46,
+            head in 20_usize..2000,
+            which in 0_u8..3,
+            mtu: u16,
+            room in 0_usize..700,
+        ) {
+            let options = vec![1_u8; options * 4];
+            let mut header = etherparse::Ipv4Header::new(
+                payload.len() as u16, 64, 6.into(), [10, 0, 0, 1], [10, 0, 0, 2],
+            ).unwrap();
+            header.options = options.as_slice().try_into().unwrap();
+            header.set_payload_len(payload.len()).unwrap();
+            header.header_checksum = header.calc_header_checksum();
+            let mut offending = header.to_bytes().to_vec();
+            offending.extend(&payload);
+            let whole = offending.len();
+            offending.resize(whole + padding, 0);
+            // The contiguous head, which holds at least the IP header.
+            offending.truncate(head.max(header.header_len()));
+
+            let error = match which {
+                0 => IcmpError::Unreachable { code: CODE_PROHIBITED },
+                1 => IcmpError::FragmentationNeeded { mtu },
+                _ => IcmpError::TimeExceeded,
+            };
+            let quoted = whole.min(offending.len()).min(ERROR_MAX_LEN - 28);
+            let mut out = vec![0xee; room];
+            let built = build_error(&mut out, L2, GATEWAY, error, &offending);
+            if room < 42 + quoted {
+                prop_assert_eq!(built, None);
+                return Ok(());
+            }
+            let len = built.unwrap();
+            prop_assert_eq!(len, 42 + quoted);
+            prop_assert!(len <= ERROR_FRAME_MAX_LEN);
+            prop_assert!(out[len..].iter().all(|&byte| byte == 0xee));
+
+            let headers = parse::parse(&out[..len], len).unwrap();
+            prop_assert_eq!(headers.kind, L3::V4 { options: false });
+            prop_assert!(headers.is_icmp_error());
+            prop_assert!(!headers.permits_icmp_error(false));
+            prop_assert_eq!(headers.dst().to_string(), "10.0.0.1");
+            prop_assert_eq!(headers.l3_end(), len);
+            prop_assert!(checksum::verify(checksum::Sum::new(), [&out[34..len]]));
+            prop_assert_eq!(&out[42..len], &offending[..quoted]);
+            let theirs = etherparse::Icmpv4Header::from_slice(&out[34..len]).unwrap().0;
+            use etherparse::icmpv4::{DestUnreachableHeader as Dest, TimeExceededCode};
+            use etherparse::Icmpv4Type;
+            let expected = match error {
+                IcmpError::Unreachable { .. } =>
+                    Icmpv4Type::DestinationUnreachable(Dest::FilterProhibited),
+                IcmpError::FragmentationNeeded { mtu } => Icmpv4Type::DestinationUnreachable(
+                    Dest::FragmentationNeeded { next_hop_mtu: mtu }),
+                IcmpError::TimeExceeded =>
+                    Icmpv4Type::TimeExceeded(TimeExceededCode::TtlExceededInTransit),
+            };
+            prop_assert_eq!(theirs.icmp_type, expected);
+        }
+
+        #[test]
+        fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            let mut out = [0; ERROR_FRAME_MAX_LEN];
+            if Ipv4::new(&bytes).is_err() {
+                let built = build_error(&mut out, L2, GATEWAY, IcmpError::TimeExceeded, &bytes);
+                prop_assert_eq!(built, None);
+            }
+        }
+    }
+}

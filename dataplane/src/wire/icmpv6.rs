@@ -172,3 +172,114 @@ pub(super) fn write_checksum(message: &mut [u8], src: [u8; 16], dst: [u8; 16]) {
         put_u16(header, CHECKSUM_OFFSET, sum);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use etherparse::Icmpv6Type;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::parse;
+    use crate::wire::MacAddr;
+
+    const L2: EthernetHeader = EthernetHeader {
+        dst: MacAddr([2, 0, 0, 0, 0, 1]),
+        src: MacAddr([2, 0, 0, 0, 0, 2]),
+    };
+    const GATEWAY: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+
+    #[test]
+    fn golden_packet_too_big() {
+        let mut offending = [0; 50];
+        let (mut src, mut dst) = ([0; 16], [0; 16]);
+        (src[0], src[15], dst[0], dst[15]) = (0xfd, 1, 0xfd, 2);
+        let fields = Ipv6Fields {
+            traffic_class: 0,
+            flow_label: 0,
+            payload_len: 8,
+            next_header: protocol::UDP,
+            hop_limit: 64,
+            src,
+            dst,
+        };
+        ipv6::write_header(offending.first_chunk_mut().unwrap(), &fields);
+        let mut out = [0; ERROR_FRAME_MAX_LEN];
+        let error = Icmpv6Error::PacketTooBig { mtu: 1430 };
+        let len = build_error(&mut out, L2, GATEWAY, error, &offending).unwrap();
+        assert_eq!(len, 14 + 40 + 8 + 48);
+        assert_eq!(out[12..22], [0x86, 0xdd, 0x60, 0, 0, 0, 0, 56, 58, 64]);
+        assert_eq!(out[54..56], [2, 0]);
+        assert_eq!(out[58..62], [0, 0, 0x05, 0x96]);
+        assert_eq!(out[62..len], offending[..48]);
+    }
+
+    #[test]
+    fn redirects_are_no_queries() {
+        assert!(is_query(ECHO_REQUEST) && is_query(NEIGHBOR_ADVERTISEMENT));
+        assert!(!is_query(REDIRECT) && !is_error(REDIRECT));
+        assert!(!is_query(PACKET_TOO_BIG) && is_error(PACKET_TOO_BIG));
+    }
+
+    proptest! {
+        #[test]
+        fn errors_parse_back_with_right_checksums(
+            payload in prop::collection::vec(any::<u8>(), 0..1500),
+            src_low: u8,
+            padding in 0_usize..46,
+            head in 40_usize..2000,
+            which in 0_u8..3,
+            mtu: u32,
+            room in 0_usize..1400,
+        ) {
+            let (mut src, dst) = ([0xfd; 16], [0xfc; 16]);
+            src[15] = src_low;
+            let header = etherparse::Ipv6Header {
+                payload_length: payload.len() as u16,
+                next_header: 17.into(),
+                hop_limit: 1,
+                source: src,
+                destination: dst,
+                ..Default::default()
+            };
+            let mut offending = header.to_bytes().to_vec();
+            offending.extend(&payload);
+            let whole = offending.len();
+            offending.resize(whole + padding, 0);
+            offending.truncate(head);
+
+            let error = match which {
+                0 => Icmpv6Error::Unreachable { code: CODE_PROHIBITED },
+                1 => Icmpv6Error::PacketTooBig { mtu },
+                _ => Icmpv6Error::TimeExceeded,
+            };
+            let quoted = whole.min(offending.len()).min(ERROR_MAX_LEN - 48);
+            let mut out = vec![0xee; room];
+            let built = build_error(&mut out, L2, GATEWAY, error, &offending);
+            if room < 62 + quoted {
+                prop_assert_eq!(built, None);
+                return Ok(());
+            }
+            let len = built.unwrap();
+            prop_assert_eq!(len, 62 + quoted);
+            prop_assert!(len <= ERROR_FRAME_MAX_LEN);
+            prop_assert!(out[len..].iter().all(|&byte| byte == 0xee));
+
+            let headers = parse::parse(&out[..len], len).unwrap();
+            prop_assert!(headers.is_v6() && headers.is_icmp_error());
+            prop_assert_eq!((headers.src_bytes, headers.dst_bytes), (GATEWAY, src));
+            prop_assert_eq!(&out[62..len], &offending[..quoted]);
+            let (theirs, body) = etherparse::Icmpv6Header::from_slice(&out[54..len]).unwrap();
+            let expected = theirs.icmp_type.calc_checksum(GATEWAY, src, body).unwrap();
+            prop_assert_eq!(theirs.checksum, expected);
+            use etherparse::icmpv6::{DestUnreachableCode, TimeExceededCode};
+            let expected = match error {
+                Icmpv6Error::Unreachable { .. } =>
+                    Icmpv6Type::DestinationUnreachable(DestUnreachableCode::Prohibited),
+                Icmpv6Error::PacketTooBig { mtu } => Icmpv6Type::PacketTooBig { mtu },
+                Icmpv6Error::TimeExceeded =>
+                    Icmpv6Type::TimeExceeded(TimeExceededCode::HopLimitExceeded),
+            };
+            prop_assert_eq!(theirs.icmp_type, expected);
+        }
+    }
+}

@@ -299,3 +299,118 @@ pub fn write_header(out: &mut [u8; HEADER_LEN], fields: &Ipv4Fields) {
     let sum = checksum::Sum::new().with(out).checksum();
     put_u16(out, CHECKSUM_OFFSET, sum);
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A header with one word of options: no-operation three times, end of list.
+    const GOLDEN: [u8; 24] = [
+        0x46, 0xb9, 0x00, 0x1c, 0xbe, 0xef, 0x40, 0x00, 0x40, 0x11, 0x61, 0x3d, 10, 244, 0, 1, 10,
+        244, 1, 2, 1, 1, 1, 0,
+    ];
+
+    #[test]
+    fn golden_bytes_with_options() {
+        let view = Ipv4::new(&GOLDEN).unwrap();
+        assert_eq!(
+            (view.header_len(), view.total_len(), view.tos()),
+            (24, 28, 0xb9)
+        );
+        assert_eq!((view.id(), view.ttl(), view.protocol()), (0xbeef, 64, 17));
+        assert!(view.dont_fragment() && !view.more_fragments());
+        assert_eq!(view.fragment_offset(), 0);
+        assert_eq!((view.src(), view.dst()), ([10, 244, 0, 1], [10, 244, 1, 2]));
+        assert_eq!(view.options(), [1, 1, 1, 0]);
+        let (theirs, _) = etherparse::Ipv4Header::from_slice(&GOLDEN).unwrap();
+        assert_eq!(theirs.calc_header_checksum(), view.checksum());
+        assert!(view.checksum_ok());
+        assert_eq!(theirs.dscp.value() << 2 | theirs.ecn.value(), view.tos());
+    }
+
+    #[test]
+    fn each_fault_has_its_reason() {
+        let with = |at: usize, value: u8| {
+            let mut bytes = GOLDEN;
+            bytes[at] = value;
+            Ipv4::new(&bytes).map(|_| ()).unwrap_err()
+        };
+        assert_eq!(with(0, 0x66), ParseError::BadIpv4Version);
+        assert_eq!(with(0, 0x44), ParseError::BadIpv4HeaderLength);
+        assert_eq!(with(0, 0x47), ParseError::TruncatedIpv4);
+        assert_eq!(with(3, 23), ParseError::BadIpv4Length);
+        assert_eq!(
+            Ipv4::new(&GOLDEN[..19]).unwrap_err(),
+            ParseError::TruncatedIpv4
+        );
+        assert_eq!(
+            Ipv4::new(&GOLDEN[..23]).unwrap_err(),
+            ParseError::TruncatedIpv4
+        );
+    }
+
+    #[test]
+    fn an_expiring_packet_is_left_alone() {
+        for ttl in [0, 1] {
+            let mut bytes = GOLDEN;
+            bytes[TTL_OFFSET] = ttl;
+            let before = bytes;
+            assert_eq!(Ipv4Mut::new(&mut bytes).unwrap().decrement_ttl(), None);
+            assert_eq!(bytes, before);
+        }
+        let mut bytes = GOLDEN;
+        assert_eq!(Ipv4Mut::new(&mut bytes).unwrap().decrement_ttl(), Some(63));
+        assert!(Ipv4::new(&bytes).unwrap().checksum_ok());
+        assert_eq!(
+            Ipv4Mut::new(&mut bytes[..19]).unwrap_err(),
+            ParseError::TruncatedIpv4
+        );
+        bytes[0] = 0x65;
+        assert_eq!(
+            Ipv4Mut::new(&mut bytes).unwrap_err(),
+            ParseError::BadIpv4Version
+        );
+    }
+
+    proptest! {
+        /// RFC 1624 against a full recomputation by etherparse, after every setter.
+        #[test]
+        fn setters_keep_the_checksum_right(
+            tos: u8, total_len in 20_u16.., id: u16, dont_fragment: bool, ttl in 2_u8..,
+            protocol: u8, src: [u8; 4], dst: [u8; 4],
+            new_tos: u8, new_len in 20_u16.., new_id: u16, new_src: [u8; 4], new_dst: [u8; 4],
+            ecn in 0_u8..4,
+        ) {
+            let fields =
+                Ipv4Fields { tos, total_len, id, dont_fragment, ttl, protocol, src, dst };
+            let mut bytes = [0xff; HEADER_LEN];
+            write_header(&mut bytes, &fields);
+            let (theirs, _) = etherparse::Ipv4Header::from_slice(&bytes).unwrap();
+            prop_assert_eq!(theirs.calc_header_checksum(), theirs.header_checksum);
+            prop_assert_eq!(theirs.dont_fragment, dont_fragment);
+            prop_assert_eq!((theirs.source, theirs.destination), (src, dst));
+
+            let steps: [&dyn Fn(&mut Ipv4Mut<'_>); 7] = [
+                &|ip| assert_eq!(ip.decrement_ttl(), Some(ttl - 1)),
+                &|ip| ip.set_tos(new_tos),
+                &|ip| ip.set_ecn(ecn),
+                &|ip| ip.set_total_len(new_len),
+                &|ip| ip.set_id(new_id),
+                &|ip| ip.set_src(new_src),
+                &|ip| ip.set_dst(new_dst),
+            ];
+            for step in steps {
+                step(&mut Ipv4Mut::new(&mut bytes).unwrap());
+                let (theirs, _) = etherparse::Ipv4Header::from_slice(&bytes).unwrap();
+                prop_assert_eq!(theirs.calc_header_checksum(), theirs.header_checksum);
+            }
+            let view = Ipv4::new(&bytes).unwrap();
+            prop_assert_eq!(view.tos(), (new_tos & !3) | ecn);
+            prop_assert_eq!((view.total_len(), view.id()), (new_len, new_id));
+            prop_assert_eq!((view.src(), view.dst()), (new_src, new_dst));
+            prop_assert_eq!(view.ttl(), ttl - 1);
+        }
+    }
+}

@@ -189,3 +189,133 @@ pub fn build_advertisement(out: &mut [u8], says: &Advertisement) -> Option<usize
     icmpv6::write_checksum(message, says.src, says.dst);
     Some(ADVERTISEMENT_FRAME_LEN)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::parse;
+
+    const ASKER: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
+    const GATEWAY: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+    const GROUP: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 1];
+    const ASKER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
+    const OWN_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+
+    /// A solicitation for the gateway with these option bytes and a right checksum.
+    fn message(src: [u8; 16], dst: [u8; 16], options: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![135, 0, 0, 0, 0, 0, 0, 0];
+        bytes.extend(GATEWAY);
+        bytes.extend(options);
+        icmpv6::write_checksum(&mut bytes, src, dst);
+        bytes
+    }
+
+    const SOURCE_LINK: [u8; 8] = [1, 1, 2, 0, 0, 0, 0, 7];
+
+    #[test]
+    fn a_solicitation_is_read_and_answered() {
+        let bytes = message(ASKER, GROUP, &SOURCE_LINK);
+        let asked = Solicitation::parse(ASKER, GROUP, 255, &bytes).unwrap();
+        assert_eq!(
+            asked,
+            Solicitation {
+                src: ASKER,
+                target: GATEWAY,
+                source_link: Some(ASKER_MAC)
+            }
+        );
+        let mut out = [0; 100];
+        let says = asked.answer(MacAddr::ZERO, OWN_MAC);
+        assert_eq!(
+            build_advertisement(&mut out, &says),
+            Some(ADVERTISEMENT_FRAME_LEN)
+        );
+        let frame = &out[..ADVERTISEMENT_FRAME_LEN];
+        assert_eq!(
+            frame[..14],
+            [2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 1, 0x86, 0xdd]
+        );
+        assert_eq!(frame[14..22], [0x60, 0, 0, 0, 0, 32, 58, 255]);
+        assert_eq!(frame[54..56], [136, 0]);
+        assert_eq!(frame[58..62], [0xe0, 0, 0, 0]);
+        assert_eq!(frame[62..78], GATEWAY);
+        assert_eq!(frame[78..], [2, 1, 2, 0, 0, 0, 0, 1]);
+
+        let headers = parse::parse(frame, frame.len()).unwrap();
+        assert_eq!((headers.src_bytes, headers.dst_bytes), (GATEWAY, ASKER));
+        assert_eq!(headers.icmp, Some((136, 0)));
+        let (theirs, body) = etherparse::Icmpv6Header::from_slice(&frame[54..]).unwrap();
+        let expected = theirs
+            .icmp_type
+            .calc_checksum(GATEWAY, ASKER, body)
+            .unwrap();
+        assert_eq!(theirs.checksum, expected);
+        assert_eq!(build_advertisement(&mut out[..85], &says), None);
+    }
+
+    #[test]
+    fn without_an_option_the_frame_says_who_asks() {
+        let bytes = message(ASKER, GROUP, &[]);
+        let asked = Solicitation::parse(ASKER, GROUP, 255, &bytes).unwrap();
+        assert_eq!(asked.answer(ASKER_MAC, OWN_MAC).l2.dst, ASKER_MAC);
+    }
+
+    #[test]
+    fn a_probe_for_duplicates_is_answered_to_all() {
+        let bytes = message(UNSPECIFIED, GROUP, &[]);
+        let asked = Solicitation::parse(UNSPECIFIED, GROUP, 255, &bytes).unwrap();
+        let says = asked.answer(ASKER_MAC, OWN_MAC);
+        assert_eq!(says.l2.dst.to_string(), "33:33:00:00:00:01");
+        assert!(!says.solicited && says.replace);
+        assert_eq!(says.dst, ALL_NODES);
+    }
+
+    #[test]
+    fn what_the_rfc_discards_is_discarded() {
+        let good = message(ASKER, GROUP, &SOURCE_LINK);
+        let parse = |src, dst, hops, bytes: &[u8]| Solicitation::parse(src, dst, hops, bytes);
+        let bad = Err(ParseError::BadNdp);
+        let cut = Err(ParseError::TruncatedNdp);
+        assert_eq!(parse(ASKER, GROUP, 254, &good), bad);
+        assert_eq!(parse(ASKER, GROUP, 255, &good[..23]), cut);
+        let mut wrong = good.clone();
+        wrong[2] ^= 1;
+        assert_eq!(parse(ASKER, GROUP, 255, &wrong), bad);
+        for (at, value) in [(0, 136), (1, 1), (TARGET_OFFSET, 0xff)] {
+            let mut wrong = good.clone();
+            wrong[at] = value;
+            icmpv6::write_checksum(&mut wrong, ASKER, GROUP);
+            assert_eq!(parse(ASKER, GROUP, 255, &wrong), bad, "{at}");
+        }
+        let options = |bytes: &[u8]| parse(ASKER, GROUP, 255, &message(ASKER, GROUP, bytes));
+        assert_eq!(options(&[14, 0, 0, 0, 0, 0, 0, 0]), bad);
+        assert_eq!(options(&[14, 2, 0, 0, 0, 0, 0, 0]), cut);
+        assert_eq!(options(&[14]), cut);
+        assert_eq!(
+            options(&[1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            bad
+        );
+        assert!(options(&[14, 1, 0, 0, 0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 7]).is_ok());
+        // An asker without an address says no MAC, and asks the solicited-node group.
+        let none = UNSPECIFIED;
+        assert_eq!(
+            parse(none, GROUP, 255, &message(none, GROUP, &SOURCE_LINK)),
+            bad
+        );
+        assert_eq!(parse(none, GATEWAY, 255, &message(none, GATEWAY, &[])), bad);
+    }
+
+    proptest! {
+        #[test]
+        fn any_options_end_in_an_answer_or_a_fault(
+            options in prop::collection::vec(prop_oneof![0_u8..4, any::<u8>()], 0..80),
+        ) {
+            let bytes = message(ASKER, GROUP, &options);
+            if let Err(fault) = Solicitation::parse(ASKER, GROUP, 255, &bytes) {
+                prop_assert!(matches!(fault, ParseError::BadNdp | ParseError::TruncatedNdp));
+            }
+        }
+    }
+}

@@ -176,7 +176,7 @@ impl Cluster {
     /// Takes a pod away, tables first.
     pub fn remove_pod(&mut self, node: u8, pod: u8) {
         self.change(node, |builder| {
-            builder.remove_endpoint(EndpointId(pod.into()))
+            builder.remove_endpoint(EndpointId(pod.into()));
         });
         let count = self.node(node).count;
         let owner = WorkerId(u16::from(pod) % count);

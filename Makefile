@@ -1,0 +1,56 @@
+# Each target is what it says; `make` alone lists them.
+.DEFAULT_GOAL := help
+
+# Tests and the demo build network namespaces: as root, or by sudo around the built programs
+# alone, so that nothing in target/ comes to belong to root.
+ifneq ($(shell id -u),0)
+SUDO := sudo --preserve-env
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER := $(SUDO)
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER := $(SUDO)
+endif
+
+# How long each fuzz target runs, in seconds.
+FUZZ_SECONDS ?= 60
+
+.PHONY: help setup demo test lint unit e2e fuzz bench clean-lab test-matrix deny
+
+help: ## Lists the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+setup: ## Installs what the build and the tests need (Debian, Ubuntu)
+	@deploy/setup.sh
+
+demo: setup ## Brings two nodes up, shows pods talking through the datapath, tears down
+	cargo build --release --workspace --bins
+	$(SUDO) target/release/skein-lab demo
+
+test: setup lint unit e2e fuzz ## Everything: lints, unit, property, namespace and end-to-end tests, fuzzing
+
+lint: ## Formatting and clippy, warnings denied
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+unit: ## Unit, property, simulation and namespace tests
+	cargo test --workspace --exclude skein-perf
+
+e2e: ## The real agent and plugin on real packets, in a lab of namespaces
+	cargo build --workspace --bins
+	cargo test -p skein-perf
+
+fuzz: ## The fuzz targets, FUZZ_SECONDS each, on the stable toolchain
+	SKEIN_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --release --manifest-path dataplane/fuzz/Cargo.toml
+
+test-matrix: setup ## The whole end-to-end suite in every combination of fall-backs (hours)
+	cargo build --workspace --bins
+	SKEIN_MATRIX=all cargo test -p skein-perf
+
+bench: setup ## cargo bench, then the lab's benchmarks beside the kernel's own (perf/results)
+	cargo build --release --workspace --bins
+	cargo bench -p skein-benches
+	$(SUDO) target/release/skein-lab bench
+
+deny: ## Licences and advisories of all dependencies (needs cargo-deny)
+	cargo deny check
+
+clean-lab: ## Removes what a lab left that was killed
+	$(SUDO) target/release/skein-lab gc

@@ -1,0 +1,127 @@
+//! Small traffic programs: `skein-lab probe …`, run inside pods.
+//!
+//! Plain sockets of the standard library, so that what a check sees is the datapath and not the
+//! habits of some tool. A server writes `ready PORT` once it listens; every program writes its
+//! result as one line of JSON, which is the serialised form of a public struct here.
+
+pub mod http;
+pub mod rr;
+pub mod tcp;
+pub mod udp;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// How long a socket may stay silent before a probe gives up.
+pub const SILENCE: Duration = Duration::from_secs(30);
+
+/// One probe and its arguments.
+#[derive(Debug, clap::Subcommand)]
+pub enum Probe {
+    /// Receive one TCP connection to its end; count and hash the bytes.
+    TcpServe {
+        /// Count only.
+        #[arg(long)]
+        no_hash: bool,
+    },
+    /// Send over TCP, either a number of bytes or for a time.
+    TcpSend {
+        /// Whom to send to.
+        to: SocketAddr,
+        /// How many bytes; hashed.
+        #[arg(long, conflicts_with = "seconds")]
+        bytes: Option<u64>,
+        /// How long; not hashed.
+        #[arg(long, default_value_t = 3.0)]
+        seconds: f64,
+    },
+    /// Send every datagram back.
+    UdpEcho,
+    /// Send datagrams to an echo and compare what returns.
+    UdpSend {
+        /// The echo.
+        to: SocketAddr,
+        /// Payload sizes, bytes.
+        #[arg(long, value_delimiter = ',', default_value = "1,64,1400")]
+        sizes: Vec<usize>,
+        /// Datagrams of each size.
+        #[arg(long, default_value_t = 10)]
+        count: u32,
+    },
+    /// Count datagrams until they stop coming.
+    UdpSink,
+    /// Send datagrams as fast as one thread can.
+    UdpBlast {
+        /// The sink.
+        to: SocketAddr,
+        /// Payload size, bytes.
+        #[arg(long, default_value_t = 64)]
+        size: usize,
+        /// How long.
+        #[arg(long, default_value_t = 3.0)]
+        seconds: f64,
+    },
+    /// Answer one-byte requests over TCP.
+    TcpRrServe,
+    /// Send one-byte requests over TCP, one at a time, and measure each answer.
+    TcpRr {
+        /// The server.
+        to: SocketAddr,
+        /// How long.
+        #[arg(long, default_value_t = 3.0)]
+        seconds: f64,
+    },
+    /// Fetch a page over HTTP/1.1; fails unless the status is 200.
+    HttpGet {
+        /// The server.
+        to: SocketAddr,
+        /// The page's path.
+        page: String,
+    },
+}
+
+/// Runs one probe to its end.
+///
+/// # Errors
+/// The socket's, with the address; silence for [`SILENCE`].
+pub fn run(probe: Probe) -> Result<()> {
+    match probe {
+        Probe::TcpServe { no_hash } => print(&tcp::serve(!no_hash)?),
+        Probe::TcpSend {
+            to,
+            bytes: Some(bytes),
+            ..
+        } => print(&tcp::send(to, tcp::Amount::Bytes(bytes))?),
+        Probe::TcpSend { to, seconds, .. } => {
+            print(&tcp::send(to, tcp::Amount::Time(duration(seconds)?))?)
+        }
+        Probe::UdpEcho => udp::echo(),
+        Probe::UdpSend { to, sizes, count } => print(&udp::send(to, &sizes, count)?),
+        Probe::UdpSink => print(&udp::sink()?),
+        Probe::UdpBlast { to, size, seconds } => print(&udp::blast(to, size, duration(seconds)?)?),
+        Probe::TcpRrServe => rr::serve(),
+        Probe::TcpRr { to, seconds } => print(&rr::run(to, duration(seconds)?)?),
+        Probe::HttpGet { to, page } => http::get(to, &page).map(|body| print!("{body}")),
+    }
+}
+
+fn print<T: Serialize>(result: &T) -> Result<()> {
+    println!("{}", serde_json::to_string(result)?);
+    Ok(())
+}
+
+fn duration(seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds).with_context(|| format!("{seconds} is no time to run"))
+}
+
+/// All addresses of the pod, IPv4 and IPv6, a port of the kernel's choice.
+fn any_address() -> SocketAddr {
+    SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0))
+}
+
+fn say_ready(address: SocketAddr) {
+    println!("ready {}", address.port());
+}
