@@ -5,6 +5,7 @@
 
 pub mod cidr;
 pub mod cni_server;
+pub mod compile;
 pub mod config;
 pub mod durable;
 pub mod endpoint;
