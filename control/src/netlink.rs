@@ -52,6 +52,8 @@ pub struct Device {
     pub mtu: u32,
     /// Whether it is up and has a carrier.
     pub running: bool,
+    /// How many receive queues it was made with; fewer may be switched on.
+    pub queues: u32,
 }
 
 /// What the kernel would do with a packet to an address.
@@ -346,12 +348,14 @@ fn device(answer: RouteNetlinkMessage) -> Option<Device> {
             .header
             .flags
             .contains(LinkFlags::Up | LinkFlags::LowerUp),
+        queues: 1,
     };
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => device.name = name,
             LinkAttribute::Address(bytes) => device.mac = mac(&bytes).unwrap_or_default(),
             LinkAttribute::Mtu(mtu) => device.mtu = mtu,
+            LinkAttribute::NumRxQueues(queues) => device.queues = queues,
             _ => {}
         }
     }
