@@ -15,6 +15,7 @@ use skein_cni::agent::Attachment;
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
 use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot, SnapshotBuilder};
 
+pub use self::route::{primary, tunnel};
 use crate::neighbour::Underlay;
 use crate::state::{ClusterState, Endpoint, PodKey};
 
