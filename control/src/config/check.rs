@@ -13,6 +13,9 @@ use super::*;
 /// The longest path of a unix socket, in bytes (`sun_path` with its end).
 const MAX_SOCKET_PATH: usize = 107;
 
+/// CPU numbers that an affinity mask holds (`CPU_SETSIZE`).
+const MAX_CPUS: u32 = 1024;
+
 /// Smallest MTU that carries IPv6 (RFC 8200 section 5), in bytes.
 const MIN_MTU: u32 = 1280;
 
@@ -126,8 +129,8 @@ fn cluster(r: &mut Reader<'_>) -> Cluster {
 fn workers(r: &mut Reader<'_>) -> Workers {
     let cpus = r.list("workers.cpus", "CPU number", |text| {
         (text.parse::<u32>().ok())
-            .filter(|&cpu| cpu < 8192)
-            .ok_or_else(|| format!("'{text}' is no CPU number"))
+            .filter(|&cpu| cpu < MAX_CPUS)
+            .ok_or_else(|| format!("'{text}' is no CPU number below {MAX_CPUS}"))
     });
     if cpus.len() > 64 {
         r.refuse(
