@@ -63,6 +63,14 @@ fn answer_arp(
     let mut reply = [0; arp::FRAME_LEN];
     {
         let request = arp::Arp::new(&packet.head(umem)[usize::from(headers.l3_offset)..])?;
+        if request.sender_mac() != endpoint.mac {
+            return Err(DropReason::SpoofedMac);
+        }
+        let sender = Ipv4Addr::from(request.sender_ip());
+        // A probe (RFC 5227 section 2.1.1) has no sender address yet.
+        if !sender.is_unspecified() && !endpoint.addresses.contains(&sender.into()) {
+            return Err(DropReason::SpoofedAddress);
+        }
         if request.sender_ip() == request.target_ip() {
             return Ok(Answer::Heard);
         }
@@ -89,6 +97,17 @@ fn answer_solicitation(
             .ok_or(DropReason::TruncatedNdp)?;
         let question =
             ndp::Solicitation::parse(headers.src_bytes, headers.dst_bytes, headers.ttl, message)?;
+        if question.source_link.is_some_and(|mac| mac != endpoint.mac) {
+            return Err(DropReason::SpoofedMac);
+        }
+        let asker = Ipv6Addr::from(question.src);
+        // The kernel asks from its link-local address, too, which it makes by itself.
+        if !asker.is_unspecified()
+            && !asker.is_unicast_link_local()
+            && !endpoint.addresses.contains(&asker.into())
+        {
+            return Err(DropReason::SpoofedAddress);
+        }
         if question.target != GATEWAY_V6.octets() {
             // A test for duplicates of its own address: silence says that there is none.
             return if headers.src_bytes == [0; 16] {

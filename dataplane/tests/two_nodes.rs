@@ -84,6 +84,19 @@ fn the_gateway_answers_for_itself_alone() {
     cluster.run();
     assert!(cluster.received(1, 1).is_empty());
     assert_eq!(cluster.drops(1, DropReason::ForeignNeighbour), 2);
+    // Questions in somebody else's name: the MAC in the ARP packet and its address, the MAC in
+    // the solicitation's option.
+    let arp = || frames::arp_request((1, 1), GATEWAY_V4);
+    let forge = |mut frame: Vec<u8>, at: usize, bytes: &[u8]| {
+        frame[at..at + bytes.len()].copy_from_slice(bytes);
+        frame
+    };
+    let neighbour = pod_mac(1, 2).0;
+    cluster.expect_drop(1, 1, forge(arp(), 22, &neighbour), DropReason::SpoofedMac);
+    let address = pod_v4(1, 2).octets();
+    cluster.expect_drop(1, 1, forge(arp(), 28, &address), DropReason::SpoofedAddress);
+    let solicitation = frames::solicitation_from((1, 1), neighbour, GATEWAY_V6);
+    cluster.expect_drop(1, 1, solicitation, DropReason::SpoofedMac);
     cluster.finish();
 }
 

@@ -109,13 +109,18 @@ pub fn assert_arp_reply(frame: &[u8], to: Pod) {
 
 /// A pod asks who has an IPv6 address.
 pub fn solicitation(from: Pod, target: Ipv6Addr) -> Vec<u8> {
+    solicitation_from(from, pod_mac(from.0, from.1).0, target)
+}
+
+/// The same, saying that the asker's MAC is `link`.
+pub fn solicitation_from(from: Pod, link: [u8; 6], target: Ipv6Addr) -> Vec<u8> {
     let mac = pod_mac(from.0, from.1).0;
     let tail = &target.octets()[13..];
     let mut group = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 0];
     group[13..].copy_from_slice(tail);
     let mut message = target.octets().to_vec();
     message.extend([1, 1]);
-    message.extend(mac);
+    message.extend(link);
     let mut out = Vec::new();
     PacketBuilder::ethernet2(mac, [0x33, 0x33, 0xff, tail[0], tail[1], tail[2]])
         .ipv6(pod_v6(from.0, from.1).octets(), group, 255)
