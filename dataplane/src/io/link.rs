@@ -176,7 +176,11 @@ impl XskLink {
         if queues.receiving() >= self.fill.target {
             return;
         }
-        let target = if pool.scarce() { self.fill.parameters.min } else { self.fill.target };
+        let target = if pool.scarce() {
+            self.fill.parameters.min
+        } else {
+            self.fill.target
+        };
         while queues.receiving() < target {
             let Some(frame) = pool.take() else {
                 self.counters.pool_empty += 1;
