@@ -55,11 +55,27 @@ pub fn unfinished(packet: &Packet, umem: &Umem, headers: &Headers) -> Option<Par
 
 /// Completes the packet's partial checksum, if it has one.
 pub fn finish(packet: &mut Packet, umem: &Umem) -> Result<(), DropReason> {
-    let Some(PartialChecksum { start, offset }) = packet.partial_checksum.take() else {
+    let Some(field) = packet.partial_checksum.take() else {
         return Ok(());
     };
-    let sum = checksum::complete(packet.slices_from(umem, start.into()));
-    // A computed zero reads as "no checksum" in UDP; all ones is as good in TCP.
+    complete(packet, umem, field, packet.len())
+}
+
+/// Completes the checksum of the bytes from `field.start` to `end`.
+pub fn complete(
+    packet: &mut Packet,
+    umem: &Umem,
+    PartialChecksum { start, offset }: PartialChecksum,
+    end: usize,
+) -> Result<(), DropReason> {
+    let mut left = end.saturating_sub(start.into());
+    let covered = packet.slices_from(umem, start.into()).map(|slice| {
+        let slice = &slice[..slice.len().min(left)];
+        left -= slice.len();
+        slice
+    });
+    let sum = checksum::complete(covered);
+    // A computed zero reads as "no checksum" in UDP; all ones is as good elsewhere.
     let sum = checksum::udp_nonzero(sum);
     let field = packet
         .head_mut(umem)
