@@ -7,6 +7,7 @@ mod common;
 mod errors;
 mod every_size;
 mod fragments;
+mod golden;
 mod kinds;
 mod nested;
 
