@@ -7,6 +7,11 @@
 //!
 //! The field alone tells: it equals the folded pseudo-header sum. A finished checksum does so
 //! once in 65536 times, and completing it again gives the same value, so nothing is lost.
+//!
+//! Deliberately absent: checksums inside tunnels, which come first ([`crate::nested`]), and
+//! SCTP. Its CRC32c covers neither IP header nor frame, so it is right at the end if it was at
+//! the start; that a pod's kernel computes it and does not count on the device is seen to when
+//! the veth is made (`tx-checksum-sctp` off), since a missing one looks like any other.
 
 use crate::io::packet::{Packet, PartialChecksum};
 use crate::io::umem::Umem;
