@@ -7,7 +7,8 @@
 //! drop is silent.
 //!
 //! Each endpoint has its share of errors, a token bucket: [`BURST`] at once, one more each
-//! [`INTERVAL`], so that a pod cannot keep its worker busy with them.
+//! [`INTERVAL`], so that a pod cannot keep its worker busy with them. (Workers share nothing: a
+//! pod with queues of several has a share of each.)
 //!
 //! Deliberately absent: errors to senders behind the overlay. They have the same path MTU as
 //! the receiving node and were told by their own.
