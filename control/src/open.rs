@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use skein_dataplane::ids::{LinkId, QueueId};
 use skein_dataplane::io::Link;
+use skein_dataplane::io::device::Device;
 use skein_dataplane::io::features::Features;
 use skein_dataplane::io::open::{OpenError, OpenOptions, open_links};
 use skein_dataplane::io::pool::{FramePool, FrameStore};
 use skein_dataplane::io::program::{LinkKind, Overlay, ProgramHandle, XdpMode};
-use skein_dataplane::io::xsk::{Device, XskFactory};
+use skein_dataplane::io::xsk::XskFactory;
 
 use crate::config::{Config, PodXdpMode, UplinkXdpMode};
 use crate::netlink::Netlink;
