@@ -491,6 +491,13 @@ mod tests {
         assert_eq!(faults(text).len(), 5);
     }
 
+    #[test]
+    fn every_feature_of_the_datapath_can_be_done_without() {
+        for name in skein_dataplane::io::features::FEATURE_NAMES {
+            assert!(FEATURES.contains(&name), "{name}");
+        }
+    }
+
     struct Fake(Option<&'static str>, Vec<String>);
 
     impl Machine for Fake {
