@@ -86,6 +86,13 @@ impl FramePool {
         &self.store
     }
 
+    /// Whether less than half of all frames are in the store: links then lend their devices no
+    /// more than the least.
+    #[must_use]
+    pub fn scarce(&self) -> bool {
+        self.store.available() < self.store.umem.chunks() as usize / 2
+    }
+
     /// A free frame; `None` when the store is empty too.
     pub fn take(&mut self) -> Option<Frame> {
         if self.local.is_empty() {
