@@ -22,8 +22,9 @@ use crate::numbers::LinkNumbers;
 use crate::open::{Attached, Opened, Opener};
 use crate::state::Endpoint;
 
-/// Chunks of packet memory: 64 MiB, and about 105 bytes of kernel memory a chunk and socket.
-pub const CHUNKS: u32 = 16_384;
+/// Chunks of packet memory: 32 MiB, and up to 128 bytes of kernel memory a chunk and socket
+/// (docs/adr/0001-umem.md).
+pub const CHUNKS: u32 = 8192;
 
 /// Flows that a worker's table holds.
 const FLOWS: usize = 1 << 16;
