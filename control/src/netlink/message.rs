@@ -54,6 +54,8 @@ pub struct Neighbour {
     pub address: IpAddr,
     /// Its MAC, while the kernel holds it good.
     pub mac: Option<MacAddr>,
+    /// Whether the MAC is good but unconfirmed: the kernel forgets it if nobody asks for it.
+    pub stale: bool,
     /// Whether the kernel keeps it resolved by itself (Linux 5.16).
     pub managed: bool,
 }
@@ -166,6 +168,7 @@ pub(super) fn neighbour(answer: &RouteNetlinkMessage) -> Option<Neighbour> {
         device: message.header.ifindex,
         address: address?,
         mac: found.filter(|_| good),
+        stale: message.header.state == NeighbourState::Stale,
         managed,
     })
 }
