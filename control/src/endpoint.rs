@@ -393,14 +393,16 @@ mod tests {
         assert_eq!(endpoints.ipam().usage(true).used, 1);
     }
 
+    type Change = fn(&mut Wanted);
+
     #[test]
     fn contradictions_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let mut endpoints = open(folder.path());
-        let cases: [(&str, fn(&mut Wanted)); 5] = [
+        let cases: [(&str, Change); 5] = [
             ("must be given", |w| w.netns.clear()),
             ("no MAC address", |w| {
-                w.mac = Some("01:00:00:00:00:00".into())
+                w.mac = Some("01:00:00:00:00:00".into());
             }),
             ("no MAC address", |w| w.mac = Some("x".into())),
             ("MTU 9000 is not between", |w| w.mtu = Some(9000)),

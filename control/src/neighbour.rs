@@ -2,7 +2,8 @@
 //!
 //! The kernel decides; this asks it and keeps the answer. A next hop's MAC is kept resolved by
 //! the kernel itself where it can (managed neighbours, Linux 5.16); elsewhere the kernel is
-//! poked again whenever the MAC is not good.
+//! poked again whenever the MAC is not good or goes stale, since our packets, which it does not
+//! see, keep no entry alive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -130,11 +131,13 @@ impl Underlay {
             .collect();
         let mut poked = false;
         for &(device, address) in &wanted {
-            let known = neighbours.get(&(device, address));
-            let held = known.is_some_and(|neighbour| {
-                // Somebody's permanent entry is good as it is.
-                neighbour.mac.is_some() && (neighbour.managed || !self.managed)
-            }) || known.is_some_and(|neighbour| neighbour.managed);
+            let held = neighbours.get(&(device, address)).is_some_and(|known| {
+                if self.managed {
+                    known.managed
+                } else {
+                    known.mac.is_some() && !known.stale
+                }
+            });
             if !held {
                 self.resolve(netlink, device, address)?;
                 self.asked.insert((device, address));
@@ -159,7 +162,12 @@ impl Underlay {
             self.asked.remove(&(device, address));
             netlink.forget(device, address)?;
         }
-        let changed = neighbours != self.neighbours;
+        let macs = |neighbours: &BTreeMap<(u32, IpAddr), Neighbour>| {
+            let good = neighbours.iter();
+            good.map(|(key, neighbour)| (*key, neighbour.mac))
+                .collect::<Vec<_>>()
+        };
+        let changed = macs(&neighbours) != macs(&self.neighbours);
         self.neighbours = neighbours;
         Ok(changed)
     }

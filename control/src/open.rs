@@ -9,7 +9,7 @@ use std::sync::Arc;
 use skein_dataplane::ids::{LinkId, QueueId};
 use skein_dataplane::io::Link;
 use skein_dataplane::io::device::Device;
-use skein_dataplane::io::features::Features;
+use skein_dataplane::io::features::{FEATURE_NAMES, Features};
 use skein_dataplane::io::open::{OpenError, OpenOptions, open_links};
 use skein_dataplane::io::pool::{FramePool, FrameStore};
 use skein_dataplane::io::program::{LinkKind, Overlay, ProgramHandle, XdpMode};
@@ -96,7 +96,10 @@ pub struct XdpOpener {
 impl XdpOpener {
     /// Registers the packet memory; one line of error that says what to do.
     pub fn new(config: &Config, store: &Arc<FrameStore>) -> Result<Self, String> {
-        let features = Features::probe(&config.debug.disable).map_err(|e| e.to_string())?;
+        // The others are control's own.
+        let mut disable = config.debug.disable.clone();
+        disable.retain(|name| FEATURE_NAMES.contains(&name.as_str()));
+        let features = Features::probe(&disable).map_err(|e| e.to_string())?;
         let factory = XskFactory::new(store.umem().clone(), features).map_err(|e| e.to_string())?;
         Ok(Self {
             factory,

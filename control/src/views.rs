@@ -89,6 +89,16 @@ pub struct UplinkStatus {
     pub mtu: u32,
     /// Its MAC.
     pub mac: String,
+    /// Packets received for us.
+    pub rx_packets: u64,
+    /// Packets sent by us.
+    pub tx_packets: u64,
+    /// Received packets that the kernel dropped for want of a frame or of room.
+    pub rx_dropped: u64,
+    /// Those of them for which the device had no free frame.
+    pub rx_fill_empty: u64,
+    /// Packets for which the transmit ring had no room.
+    pub tx_full: u64,
 }
 
 /// Use of addresses.
@@ -156,6 +166,12 @@ pub struct EndpointView {
     pub tx_packets: u64,
     /// Bytes sent to the pod.
     pub tx_bytes: u64,
+    /// Received packets that the kernel dropped for want of a frame or of room.
+    pub rx_dropped: u64,
+    /// Those of them for which the device had no free frame.
+    pub rx_fill_empty: u64,
+    /// Packets for which the transmit ring had no room.
+    pub tx_full: u64,
 }
 
 /// View `ipcache`: what each address is known as.
@@ -297,13 +313,17 @@ mod tests {
                 keys::<PeerStatus>(),
                 "address mtu node reachable reason uplink",
             ),
-            (keys::<UplinkStatus>(), "fallback mac mode mtu name queues"),
+            (
+                keys::<UplinkStatus>(),
+                "fallback mac mode mtu name queues rx_dropped rx_fill_empty rx_packets tx_full tx_packets",
+            ),
             (keys::<AddressUsage>(), "total used"),
             (keys::<Frames>(), "free total"),
             (
                 keys::<EndpointView>(),
                 "container_id host_ifname identity ifindex ifname ips mac mode mtu namespace pod \
-                 rx_bytes rx_packets state tx_bytes tx_packets uid worker",
+                 rx_bytes rx_dropped rx_fill_empty rx_packets state tx_bytes tx_full tx_packets \
+                 uid worker",
             ),
             (keys::<IpcacheEntry>(), "identity kind node prefix tunnel"),
             (keys::<IdentityView>(), "identity labels name pods"),

@@ -22,7 +22,8 @@ use crate::numbers::LinkNumbers;
 use crate::open::{Attached, Opened, Opener};
 use crate::state::Endpoint;
 
-/// Chunks of packet memory: 32 MiB, and 1 MiB of kernel memory for each socket (docs/adr/0001).
+/// Chunks of packet memory: 32 MiB, and up to 128 bytes of kernel memory a chunk and socket
+/// (docs/adr/0001-umem.md).
 pub const CHUNKS: u32 = 8192;
 
 /// Flows that a worker's table holds.

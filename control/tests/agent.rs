@@ -16,6 +16,9 @@ use skein_cni::agent::{Attachment, Client, PodRef, Reply, Request, Reservation};
 const SKEIND: &str = env!("CARGO_BIN_EXE_skeind");
 const SKEINCTL: &str = env!("CARGO_BIN_EXE_skeinctl");
 
+/// What an agent says that lost no frame.
+const BALANCED: &str = "frames: 8192 of 8192";
+
 /// The longest that anything here may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -319,28 +322,30 @@ fn gateway_answers(node: &Node) -> bool {
     String::from_utf8_lossy(&shown.stdout).contains("lladdr")
 }
 
-#[test]
-fn a_pod_comes_survives_restarts_and_goes() {
-    let node = Node::new();
-    node.pod_manifest("u1");
-    let agent = node.start();
-    agent.until_ready();
+/// Adds the pod, and answers whether its gateway is there.
+fn add_pod(node: &Node, agent: &Agent<'_>, uid: &str) -> Reservation {
     let mut client = agent.client();
-    let reservation = add(&mut client, "u1");
-    assert_eq!(reservation.ips[0].to_string(), "10.1.1.2");
-    assert_eq!(reservation.route_mtu, 1450);
-    let ifindex = make_veth(&node, &reservation);
+    let reservation = add(&mut client, uid);
+    let ifindex = make_veth(node, &reservation);
     let attach = Request::Attach {
         attachment: attachment(),
         ifindex,
     };
-    assert_eq!(
-        client.call(&attach).unwrap(),
-        Reply::Attached,
-        "{}",
-        node.log()
-    );
-    assert!(gateway_answers(&node), "{}", node.log());
+    let reply = client.call(&attach).unwrap();
+    assert_eq!(reply, Reply::Attached, "{}", node.log());
+    assert!(gateway_answers(node), "{}", node.log());
+    reservation
+}
+
+#[test]
+fn a_pod_is_added_and_seen() {
+    let node = Node::new();
+    node.pod_manifest("u1");
+    let agent = node.start();
+    agent.until_ready();
+    let reservation = add_pod(&node, &agent, "u1");
+    assert_eq!(reservation.ips[0].to_string(), "10.1.1.2");
+    assert_eq!(reservation.route_mtu, 1450);
 
     let endpoints = agent.view("endpoints");
     let endpoint = &endpoints["endpoints"][0];
@@ -360,14 +365,21 @@ fn a_pod_comes_survives_restarts_and_goes() {
     });
     let metrics = agent.view("metrics")["text"].to_string();
     assert!(metrics.contains("skein_endpoints 1"), "{metrics}");
+    agent.stop();
+    assert!(node.log().contains(BALANCED), "{}", node.log());
+}
+
+#[test]
+fn a_pod_survives_restarts_and_goes_without_a_trace() {
+    let node = Node::new();
+    node.pod_manifest("u1");
+    let agent = node.start();
+    agent.until_ready();
+    let reservation = add_pod(&node, &agent, "u1");
+    let identity = agent.view("endpoints")["endpoints"][0]["identity"].clone();
 
     // A clean stop, and a crash: both times the next agent takes the pod over.
     agent.stop();
-    assert!(
-        node.log().contains("frames: 16384 of 16384"),
-        "{}",
-        node.log()
-    );
     assert!(!gateway_answers(&node));
     let agent = node.start();
     until("the gateway answers again", || gateway_answers(&node));
@@ -379,41 +391,22 @@ fn a_pod_comes_survives_restarts_and_goes() {
     });
 
     // The same ADD again: the plugin removes what is left and makes it anew.
-    let mut client = agent.client();
-    let again = add(&mut client, "u1");
-    assert_eq!(again, reservation);
-    let ifindex = make_veth(&node, &again);
-    let attach = Request::Attach {
-        attachment: attachment(),
-        ifindex,
-    };
-    assert_eq!(
-        client.call(&attach).unwrap(),
-        Reply::Attached,
-        "{}",
-        node.log()
-    );
-    assert!(gateway_answers(&node));
-
+    agent.until_ready();
+    assert_eq!(add_pod(&node, &agent, "u1"), reservation);
     for _ in 0..2 {
         let attachment = attachment();
         let del = Request::Del { attachment };
         assert_eq!(agent.client().call(&del).unwrap(), Reply::Done);
     }
-    assert_eq!(
-        agent.view("endpoints")["endpoints"]
-            .as_array()
-            .unwrap()
-            .len(),
-        0
-    );
+    let left = agent.view("endpoints");
+    assert_eq!(left["endpoints"].as_array().unwrap().len(), 0);
     assert_eq!(agent.view("status")["addresses"]["ipv4"]["used"], 0);
-    let left = run(
-        "ip",
-        &["-n", &node.name, "link", "show", &reservation.host_ifname],
-    );
+    let device = &reservation.host_ifname;
+    let left = run("ip", &["-n", &node.name, "link", "show", device]);
     assert!(!left.status.success(), "the device stays");
+    assert!(!node.path(&format!("bpf/skein/{device}")).exists());
     agent.stop();
+    assert!(node.log().contains(BALANCED), "{}", node.log());
 }
 
 #[test]
@@ -484,11 +477,7 @@ fn an_add_waits_for_its_very_pod_and_gives_back_what_fails() {
     assert_eq!(agent.client().call(&gc).unwrap(), Reply::Done);
     assert_eq!(agent.view("status")["addresses"]["ipv4"]["used"], 0);
     agent.stop();
-    assert!(
-        node.log().contains("frames: 16384 of 16384"),
-        "{}",
-        node.log()
-    );
+    assert!(node.log().contains(BALANCED), "{}", node.log());
 }
 
 #[test]

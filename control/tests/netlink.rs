@@ -143,6 +143,18 @@ fn check_peers(managed: bool) {
         let error = refused("203.0.113.9").to_string();
         assert!(error.contains("leaves by other"), "{error}");
 
+        // A MAC that goes stale is confirmed again, and stays good all the while.
+        if !managed {
+            pair.a("neigh change 192.0.2.2 dev up0 nud stale");
+            until("confirmed", || {
+                underlay.ask_neighbours(&mut netlink).unwrap();
+                assert!(!underlay.unresolved());
+                let held = netlink.neighbours().unwrap();
+                held.iter()
+                    .any(|n| n.address == addr("192.0.2.2") && !n.stale)
+            });
+        }
+
         // Every entry is as it was asked for; and goes when nobody wants it any more.
         let held = netlink.neighbours().unwrap();
         let entry = held

@@ -47,6 +47,9 @@ const PUBLISH_WITHIN: Duration = Duration::from_millis(100);
 /// How often acknowledgements are looked at while somebody waits for them.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// The kernel is asked about routes at most once in this time, and at most a tenth of the time.
+const ASK_EVERY: Duration = Duration::from_millis(10);
+
 /// How often what failed is tried again, and neighbours that are not resolved are asked about.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -141,8 +144,9 @@ pub struct Agent {
     synced: bool,
     /// When the first and the last change came that is not published yet.
     dirty: Option<(Instant, Instant)>,
-    /// The most that the kernel is to be asked.
+    /// The most that the kernel is to be asked, and not before when.
     ask: Option<Notice>,
+    ask_after: Instant,
     /// The generation since which an endpoint's tables are complete.
     complete: BTreeMap<Attachment, Generation>,
     /// Attachments whose ADD is between its halves.
@@ -191,6 +195,7 @@ impl Agent {
             synced: false,
             dirty: None,
             ask: Some(Notice::Routes),
+            ask_after: now,
             complete: BTreeMap::new(),
             pending: BTreeSet::new(),
             waiting: Vec::new(),
@@ -233,6 +238,9 @@ impl Agent {
         {
             wake = wake.min((first + PUBLISH_WITHIN).min(last + PUBLISH_QUIET));
         }
+        if self.ask.is_some() {
+            wake = wake.min(self.ask_after);
+        }
         for waiter in &self.waiting {
             // An acknowledgement says nothing by itself; a pod's object comes as an event.
             let due = if self.complete.contains_key(&waiter.attachment) {
@@ -247,8 +255,12 @@ impl Agent {
 
     /// Does what is due.
     fn settle(&mut self, now: Instant) {
-        if let Some(notice) = self.ask.take() {
+        if now >= self.ask_after
+            && let Some(notice) = self.ask.take()
+        {
             self.ask_kernel(notice);
+            let end = Instant::now();
+            self.ask_after = end + ASK_EVERY.max((end - now) * 10);
         }
         if now >= self.retry {
             self.retry = now + RETRY;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 use skein_cni::agent::{AgentError, Reply};
 use skein_dataplane::ids::{IdentityId, PeerId};
+use skein_dataplane::stats::LinkStats;
 use skein_dataplane::verdict::DropReason;
 
 use super::Agent;
@@ -233,6 +234,10 @@ impl Agent {
                 let (mode, fallback) = open.map_or(("closed", None), |open| open.mode());
                 let device = self.underlay.uplinks().get(usize::from(position));
                 let device = device.and_then(Option::as_ref).map(|uplink| &uplink.device);
+                let links = || open.into_iter().flat_map(|open| &open.links);
+                let sum = |field: fn(&LinkStats) -> u64| {
+                    links().map(|(_, stats)| field(stats)).sum::<u64>()
+                };
                 views::UplinkStatus {
                     name: name.clone(),
                     mode: mode.into(),
@@ -240,6 +245,11 @@ impl Agent {
                     queues: open.map_or(0, |open| open.links.len()),
                     mtu: device.map_or(0, |device| device.mtu),
                     mac: device.map_or_else(String::new, |device| device.mac.to_string()),
+                    rx_packets: sum(|stats| stats.rx_packets.value()),
+                    tx_packets: sum(|stats| stats.tx_packets.value()),
+                    rx_dropped: sum(|stats| stats.kernel_rx_dropped.value()),
+                    rx_fill_empty: sum(|stats| stats.kernel_rx_fill_empty.value()),
+                    tx_full: sum(|stats| stats.tx_full.value()),
                 }
             })
             .collect()
@@ -273,9 +283,7 @@ impl Agent {
         } else {
             "waiting"
         };
-        let count = |field: fn(&skein_dataplane::stats::LinkStats) -> u64| {
-            open.map_or(0, |open| field(&open.stats))
-        };
+        let count = |field: fn(&LinkStats) -> u64| open.map_or(0, |open| field(&open.stats));
         let pod = endpoint.pod.as_ref();
         views::EndpointView {
             container_id: attachment.container_id.clone(),
@@ -296,6 +304,9 @@ impl Agent {
             rx_bytes: count(|stats| stats.rx_bytes.value()),
             tx_packets: count(|stats| stats.tx_packets.value()),
             tx_bytes: count(|stats| stats.tx_bytes.value()),
+            rx_dropped: count(|stats| stats.kernel_rx_dropped.value()),
+            rx_fill_empty: count(|stats| stats.kernel_rx_fill_empty.value()),
+            tx_full: count(|stats| stats.tx_full.value()),
         }
     }
 

@@ -1,5 +1,6 @@
 //! `skeinctl`, the operator's command.
 
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -74,7 +75,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
             } else {
                 ask(socket, View::Status)?
             };
-            print!("{}", render(View::Status, &status, *output)?);
+            print(&render(View::Status, &status, *output)?)?;
             return Ok(if is_healthy(&status) {
                 ExitCode::SUCCESS
             } else {
@@ -89,6 +90,14 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Config => View::Config,
         Command::Metrics => View::Metrics,
     };
-    print!("{}", render(view, &ask(socket, view)?, *output)?);
+    print(&render(view, &ask(socket, view)?, *output)?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints; a reader that has seen enough (`| head`) is no fault.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
 }

@@ -20,7 +20,18 @@ struct Arguments {
     check_config: bool,
 }
 
+/// A worker that has panicked moves no packet any more: better to end, and be started again,
+/// than to go on without it.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::exit(1);
+    }));
+}
+
 fn main() -> ExitCode {
+    end_on_panic();
     let arguments = Arguments::parse();
     let environment = |name: &str| std::env::var(name).ok();
     let refused = |faults: Vec<Fault>| {
@@ -44,7 +55,6 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            eprintln!("skeind: {error}");
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,7 @@
 //! Pods → this node's endpoints, and pods elsewhere.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::net::IpAddr;
 
 use skein_cni::agent::Attachment;
@@ -91,13 +92,16 @@ pub(super) fn remote(
                     "pod {} on node {}: its address {ip} is a pod's on this node, who keeps it",
                     pod.key, pod.node_name
                 ));
-            } else if remote.contains_key(&ip) {
-                faults.push(format!(
+                continue;
+            }
+            match remote.entry(ip) {
+                Entry::Occupied(_) => faults.push(format!(
                     "pod {}: its address {ip} is another pod's, who keeps it",
                     pod.key
-                ));
-            } else {
-                remote.insert(ip, RemotePod { peer, identity });
+                )),
+                Entry::Vacant(free) => {
+                    free.insert(RemotePod { peer, identity });
+                }
             }
         }
     }

@@ -400,81 +400,83 @@ mod tests {
         );
     }
 
+    /// A text with one fault, and what is said of it.
+    const FAULTS: &[(&str, &str)] = &[
+        ("[node]\nname = \"Node_1\"", "line 2: node.name: 'Node_1'"),
+        (
+            "[node]\nnmae = \"a\"",
+            "line 2: node.nmae: unknown key; [node] has: name",
+        ),
+        (
+            "[nod]\nname = \"a\"",
+            "line 2: nod.name: unknown section [nod]",
+        ),
+        ("[nod]", "line 1: unknown section [nod]"),
+        ("name = \"a\"", "line 1: name: unknown key"),
+        (
+            "[overlay]\nport = 0",
+            "overlay.port: 0 is not a whole number from 1 to 65535",
+        ),
+        (
+            "[overlay]\nport = \"1\"",
+            "overlay.port: '1' is not a whole number",
+        ),
+        ("[overlay]\nport = 1.5", "it takes a whole number"),
+        ("[overlay]\nmtu = 900", "overlay.mtu: 900 is not"),
+        (
+            "[overlay]\nport = 31000",
+            "services.node_port_range: 30000-32767 contains",
+        ),
+        (
+            "[uplink]\ninterfaces = [\"a/b\"]",
+            "'a/b' is no device name",
+        ),
+        (
+            "[uplink]\ninterfaces = [\"a\", \"a\"]",
+            "'a' stands there twice",
+        ),
+        ("[uplink]\ninterfaces = \"a\"", "'a' is not a list"),
+        (
+            "[uplink]\nxdp_mode = \"fast\"",
+            "not one of: auto, native, generic",
+        ),
+        (
+            "[cluster]\napi_servers = [\"host\"]",
+            "'host' is not host:port",
+        ),
+        (
+            "[cluster]\ndirectory = \"d\"",
+            "'d' is not an absolute path",
+        ),
+        ("[services]\nranges = [\"10.0.0.1/8\"]", "10.0.0.0/8"),
+        (
+            "[masquerade]\nports = \"9-1\"",
+            "'9-1' is not a range of ports",
+        ),
+        (
+            "[masquerade]\nports = \"32000-33000\"",
+            "overlaps services.node_port_range",
+        ),
+        (
+            "[masquerade]\nenabled = \"yes\"",
+            "'yes' is not true or false",
+        ),
+        ("[workers]\ncpus = [-1]", "'-1' is no CPU number"),
+        (
+            "[api]\nmetrics = \"9962\"",
+            "'9962' is not an address and port",
+        ),
+        (
+            "[debug]\ndisable = [\"x\"]",
+            "'x' is not one of: multi-buffer",
+        ),
+        ("[log]\nlevel = \"loud\"", "'loud' is not one of: info"),
+        ("[node", "line 1: "),
+    ];
+
     #[test]
     fn each_fault_names_its_line_and_key() {
-        let cases = [
-            ("[node]\nname = \"Node_1\"", "line 2: node.name: 'Node_1'"),
-            (
-                "[node]\nnmae = \"a\"",
-                "line 2: node.nmae: unknown key; [node] has: name",
-            ),
-            (
-                "[nod]\nname = \"a\"",
-                "line 2: nod.name: unknown section [nod]",
-            ),
-            ("[nod]", "line 1: unknown section [nod]"),
-            ("name = \"a\"", "line 1: name: unknown key"),
-            (
-                "[overlay]\nport = 0",
-                "overlay.port: 0 is not a whole number from 1 to 65535",
-            ),
-            (
-                "[overlay]\nport = \"1\"",
-                "overlay.port: '1' is not a whole number",
-            ),
-            ("[overlay]\nport = 1.5", "it takes a whole number"),
-            ("[overlay]\nmtu = 900", "overlay.mtu: 900 is not"),
-            (
-                "[overlay]\nport = 31000",
-                "services.node_port_range: 30000-32767 contains",
-            ),
-            (
-                "[uplink]\ninterfaces = [\"a/b\"]",
-                "'a/b' is no device name",
-            ),
-            (
-                "[uplink]\ninterfaces = [\"a\", \"a\"]",
-                "'a' stands there twice",
-            ),
-            ("[uplink]\ninterfaces = \"a\"", "'a' is not a list"),
-            (
-                "[uplink]\nxdp_mode = \"fast\"",
-                "not one of: auto, native, generic",
-            ),
-            (
-                "[cluster]\napi_servers = [\"host\"]",
-                "'host' is not host:port",
-            ),
-            (
-                "[cluster]\ndirectory = \"d\"",
-                "'d' is not an absolute path",
-            ),
-            ("[services]\nranges = [\"10.0.0.1/8\"]", "10.0.0.0/8"),
-            (
-                "[masquerade]\nports = \"9-1\"",
-                "'9-1' is not a range of ports",
-            ),
-            (
-                "[masquerade]\nports = \"32000-33000\"",
-                "overlaps services.node_port_range",
-            ),
-            (
-                "[masquerade]\nenabled = \"yes\"",
-                "'yes' is not true or false",
-            ),
-            ("[workers]\ncpus = [-1]", "'-1' is no CPU number"),
-            (
-                "[api]\nmetrics = \"9962\"",
-                "'9962' is not an address and port",
-            ),
-            (
-                "[debug]\ndisable = [\"x\"]",
-                "'x' is not one of: multi-buffer",
-            ),
-            ("[log]\nlevel = \"loud\"", "'loud' is not one of: info"),
-            ("[node", "line 1: "),
-        ];
-        for (text, expected) in cases {
+        for (text, expected) in FAULTS {
             let faults = faults(text);
             assert_eq!(faults.len(), 1, "{text}: {faults:?}");
             assert!(faults[0].contains(expected), "{text}: {faults:?}");
@@ -487,6 +489,13 @@ mod tests {
     fn all_faults_come_at_once() {
         let text = "[node]\nname = \"A\"\nx = 1\n[overlay]\nport = 0\nmtu = 1\n[q]\nz = 1\n";
         assert_eq!(faults(text).len(), 5);
+    }
+
+    #[test]
+    fn every_feature_of_the_datapath_can_be_done_without() {
+        for name in skein_dataplane::io::features::FEATURE_NAMES {
+            assert!(FEATURES.contains(&name), "{name}");
+        }
     }
 
     struct Fake(Option<&'static str>, Vec<String>);

@@ -2,6 +2,7 @@
 
 pub mod directory;
 pub mod manifest;
+mod objects;
 
 use std::fmt;
 use std::path::PathBuf;

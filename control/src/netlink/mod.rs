@@ -4,6 +4,9 @@
 //! thread of its own and says only *that* something changed; whoever hears it asks anew, so a
 //! lost notice (the socket's buffer overflowed) is no worse than one more question.
 
+mod message;
+mod watch;
+
 use std::io;
 use std::net::IpAddr;
 
@@ -16,72 +19,21 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage,
     NeighbourState,
 };
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType, RouteVia,
-};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tokio::sync::mpsc;
 
+pub use self::message::{Device, Neighbour, Route};
+use self::message::{device, family, neighbour, route};
+pub use self::watch::{Notice, watch};
 use crate::config::Machine;
-use crate::mac::MacAddr;
-
-/// Multicast groups of rtnetlink (`enum rtnetlink_groups`).
-const GROUPS_NEIGHBOURS: &[u32] = &[3];
-const GROUPS_ROUTES: &[u32] = &[1, 5, 7, 9, 11];
 
 /// A connection to the kernel, in the network namespace of the thread that made it.
 #[derive(Debug)]
 pub struct Netlink {
     socket: Socket,
     sequence: u32,
-}
-
-/// A network device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
-    /// Its index.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-    /// Its MAC; zero where it has none.
-    pub mac: MacAddr,
-    /// Its MTU, in bytes.
-    pub mtu: u32,
-    /// Whether it is up and has a carrier.
-    pub running: bool,
-    /// How many receive queues it was made with; fewer may be switched on.
-    pub queues: u32,
-}
-
-/// What the kernel would do with a packet to an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// Index of the device by which it leaves; zero for one that does not leave.
-    pub device: u32,
-    /// The next hop: the gateway, or the destination itself.
-    pub next_hop: IpAddr,
-    /// The source address that the kernel would choose.
-    pub source: Option<IpAddr>,
-    /// The route's own MTU, in bytes, where it has one.
-    pub mtu: Option<u32>,
-    /// Whether it is for another machine at all: neither local, nor refused.
-    pub unicast: bool,
-}
-
-/// An entry of the neighbour tables.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Neighbour {
-    /// Index of its device.
-    pub device: u32,
-    /// Its address.
-    pub address: IpAddr,
-    /// Its MAC, while the kernel holds it good.
-    pub mac: Option<MacAddr>,
-    /// Whether the kernel keeps it resolved by itself (Linux 5.16).
-    pub managed: bool,
 }
 
 impl Netlink {
@@ -322,196 +274,6 @@ impl Netlink {
         devices.dedup();
         Ok(devices)
     }
-}
-
-fn family(address: IpAddr) -> AddressFamily {
-    match address {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
-    }
-}
-
-fn mac(bytes: &[u8]) -> Option<MacAddr> {
-    Some(MacAddr(<[u8; 6]>::try_from(bytes).ok()?))
-}
-
-fn device(answer: RouteNetlinkMessage) -> Option<Device> {
-    let RouteNetlinkMessage::NewLink(message) = answer else {
-        return None;
-    };
-    let mut device = Device {
-        index: message.header.index,
-        name: String::new(),
-        mac: MacAddr::ZERO,
-        mtu: 0,
-        running: message
-            .header
-            .flags
-            .contains(LinkFlags::Up | LinkFlags::LowerUp),
-        queues: 1,
-    };
-    for attribute in message.attributes {
-        match attribute {
-            LinkAttribute::IfName(name) => device.name = name,
-            LinkAttribute::Address(bytes) => device.mac = mac(&bytes).unwrap_or_default(),
-            LinkAttribute::Mtu(mtu) => device.mtu = mtu,
-            LinkAttribute::NumRxQueues(queues) => device.queues = queues,
-            _ => {}
-        }
-    }
-    Some(device)
-}
-
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
-        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
-        _ => None,
-    }
-}
-
-fn route(message: &RouteMessage, destination: IpAddr) -> Route {
-    let mut route = Route {
-        device: 0,
-        next_hop: destination,
-        source: None,
-        mtu: None,
-        unicast: message.header.kind == RouteType::Unicast,
-    };
-    for attribute in &message.attributes {
-        match attribute {
-            RouteAttribute::Oif(index) => route.device = *index,
-            RouteAttribute::Gateway(gateway) => route.next_hop = ip(gateway).unwrap_or(destination),
-            // An IPv4 route by an IPv6 gateway.
-            RouteAttribute::Via(RouteVia::Inet6(gateway)) => route.next_hop = (*gateway).into(),
-            RouteAttribute::Via(RouteVia::Inet(gateway)) => route.next_hop = (*gateway).into(),
-            RouteAttribute::PrefSource(source) => route.source = ip(source),
-            RouteAttribute::Metrics(metrics) => {
-                route.mtu = metrics.iter().find_map(|metric| match metric {
-                    RouteMetric::Mtu(mtu) if *mtu > 0 => Some(*mtu),
-                    _ => None,
-                });
-            }
-            _ => {}
-        }
-    }
-    route
-}
-
-fn neighbour(answer: &RouteNetlinkMessage) -> Option<Neighbour> {
-    let RouteNetlinkMessage::NewNeighbour(message) = answer else {
-        return None;
-    };
-    let good = matches!(
-        message.header.state,
-        NeighbourState::Reachable
-            | NeighbourState::Stale
-            | NeighbourState::Delay
-            | NeighbourState::Probe
-            | NeighbourState::Permanent
-    );
-    let mut address = None;
-    let mut found = None;
-    let mut managed = false;
-    for attribute in &message.attributes {
-        match attribute {
-            NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => {
-                address = Some(IpAddr::V4(*v4));
-            }
-            NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
-                address = Some(IpAddr::V6(*v6));
-            }
-            NeighbourAttribute::LinkLocalAddress(bytes) => found = mac(bytes),
-            NeighbourAttribute::ExtFlags(flags) => {
-                managed = flags.contains(NeighbourExtFlags::Managed);
-            }
-            _ => {}
-        }
-    }
-    Some(Neighbour {
-        device: message.header.ifindex,
-        address: address?,
-        mac: found.filter(|_| good),
-        managed,
-    })
-}
-
-/// What changed in the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// Neighbours alone.
-    Neighbours,
-    /// Devices, addresses or routes, and perhaps neighbours.
-    Routes,
-}
-
-/// Starts to watch the network namespace of the calling thread. Ends when the receiver is gone.
-pub fn watch(notices: mpsc::Sender<Notice>) -> io::Result<()> {
-    let open = |groups: &[u32]| -> io::Result<Socket> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.bind_auto()?;
-        socket.set_non_blocking(true)?;
-        for &group in groups {
-            socket.add_membership(group)?;
-        }
-        Ok(socket)
-    };
-    let sockets = [
-        (Notice::Routes, open(GROUPS_ROUTES)?),
-        (Notice::Neighbours, open(GROUPS_NEIGHBOURS)?),
-    ];
-    std::thread::Builder::new()
-        .name("skein-netlink".into())
-        .spawn(move || {
-            while !notices.is_closed() {
-                for notice in heard(&sockets) {
-                    // Full: notices wait already, and a notice only says to ask anew. But a
-                    // question about neighbours alone must not stand for one about routes.
-                    if notice == Notice::Routes {
-                        if notices.blocking_send(notice).is_err() {
-                            return;
-                        }
-                    } else {
-                        let _ = notices.try_send(notice);
-                    }
-                }
-            }
-        })?;
-    Ok(())
-}
-
-/// Waits up to a second; which sockets had something.
-fn heard(sockets: &[(Notice, Socket); 2]) -> Vec<Notice> {
-    let mut waiting: Vec<_> = (sockets.iter())
-        .map(|(_, socket)| PollFd::new(socket, PollFlags::IN))
-        .collect();
-    let second = Timespec {
-        tv_sec: 1,
-        tv_nsec: 0,
-    };
-    if !poll(&mut waiting, Some(&second)).is_ok_and(|ready| ready > 0) {
-        return Vec::new();
-    }
-    let mut notices = Vec::new();
-    for ((notice, socket), waiting) in sockets.iter().zip(&waiting) {
-        if waiting.revents().is_empty() {
-            continue;
-        }
-        notices.push(*notice);
-        let mut buffer = Vec::with_capacity(64 << 10);
-        loop {
-            buffer.clear();
-            match socket.recv(&mut buffer, 0) {
-                Ok(_) => {}
-                // ENOBUFS: some were lost, which the notice makes good.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error)
-                    if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
-                Err(_) => break,
-            }
-        }
-    }
-    notices
 }
 
 /// The machine as the configuration asks it.
