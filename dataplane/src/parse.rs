@@ -181,36 +181,41 @@ impl Headers {
     }
 
     /// Whether an ICMP error about this packet may be sent (RFC 1122 section 3.2.2, RFC 4443
-    /// section 2.4(e)): it is IP, no ICMP error, not a later fragment, from one host, and to
-    /// one host on either layer; `too_big` lifts the last for IPv6, where path MTU discovery
-    /// works for multicast too. Rate limits are the caller's.
+    /// section 2.4(e)): it is IP, no ICMP error or redirect, not a later fragment, from one
+    /// host, and to one host on either layer. Rate limits are the caller's.
     #[must_use]
-    pub fn permits_icmp_error(&self, too_big: bool) -> bool {
-        let answerable = match (self.kind, self.icmp) {
-            (L3::Arp { .. }, _) => return false,
+    pub fn permits_icmp_error(&self) -> bool {
+        self.is_answerable() && !self.is_to_group()
+    }
+
+    /// Whether "packet too big" or "fragmentation needed" about this packet may be sent. As
+    /// [`permits_icmp_error`](Self::permits_icmp_error), but IPv6 wants it about packets to
+    /// a group too, for path MTU discovery.
+    #[must_use]
+    pub fn permits_too_big(&self) -> bool {
+        self.is_answerable() && (self.is_v6() || !self.is_to_group())
+    }
+
+    fn is_answerable(&self) -> bool {
+        let kind_allows = match (self.kind, self.icmp) {
+            (L3::Arp { .. }, _) => false,
             (_, None) => true,
             (L3::V4 { .. }, Some((kind, _))) => icmp::is_query(kind),
             (L3::V6 { .. }, Some((kind, _))) => icmpv6::is_query(kind),
         };
-        if !answerable || matches!(self.fragment, Fragment::Later { .. }) {
-            return false;
-        }
-        let (one_source, one_destination) = match (self.src(), self.dst()) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => (
-                !src.is_unspecified()
-                    && !src.is_multicast()
-                    && !src.is_loopback()
-                    && src.octets()[0] < 240,
-                !dst.is_multicast() && !dst.is_broadcast(),
-            ),
-            (IpAddr::V6(src), IpAddr::V6(dst)) => (
-                !src.is_unspecified() && !src.is_multicast(),
-                !dst.is_multicast(),
-            ),
-            _ => return false,
+        let one_source = match self.src() {
+            IpAddr::V4(src) => {
+                let reserved = src.octets()[0] >= 240;
+                !(src.is_unspecified() || src.is_multicast() || src.is_loopback() || reserved)
+            }
+            IpAddr::V6(src) => !(src.is_unspecified() || src.is_multicast()),
         };
-        let group = self.l2.dst.is_multicast() || !one_destination;
-        one_source && (!group || (too_big && self.is_v6()))
+        kind_allows && one_source && !matches!(self.fragment, Fragment::Later { .. })
+    }
+
+    fn is_to_group(&self) -> bool {
+        let dst = self.dst();
+        self.l2.dst.is_multicast() || dst.is_multicast() || dst == IpAddr::V4(Ipv4Addr::BROADCAST)
     }
 }
 

@@ -133,7 +133,7 @@ fn arp() {
         (headers.l3_offset, headers.l4_offset, headers.payload_offset),
         (14, 42, 42)
     );
-    assert!(!headers.permits_icmp_error(true));
+    assert!(!headers.permits_too_big());
     packet[4] = 8;
     assert_eq!(fault(&ethernet(0x0806, &packet)), ParseError::BadArp);
     assert_eq!(
@@ -220,7 +220,7 @@ fn fragments() {
         (Fragment::Later { offset: 16 }, 0)
     );
     assert_eq!((later.l4_offset, later.payload_offset), (34, 34));
-    assert!(first.permits_icmp_error(false) && !later.permits_icmp_error(false));
+    assert!(first.permits_icmp_error() && !later.permits_icmp_error());
 
     let body = [&fragment_header(protocol::UDP, 1)[..], &UDP, &[0; 4]].concat();
     let first = parsed(&v6(protocol::FRAGMENT, &body));
@@ -467,10 +467,10 @@ fn each_fault_of_vxlan_has_its_reason() {
 #[test]
 fn errors_are_sent_about_one_host_to_one_host() {
     let good = v4(protocol::UDP, 0, &UDP);
-    assert!(parsed(&good).permits_icmp_error(false));
+    assert!(parsed(&good).permits_icmp_error());
     // Ethernet group; source zero, loopback, multicast, reserved; destination multicast,
     // broadcast.
-    assert!(!parsed(&with(good.clone(), 0, 3)).permits_icmp_error(true));
+    assert!(!parsed(&with(good.clone(), 0, 3)).permits_too_big());
     for source in [
         [0, 0, 0, 0],
         [127, 0, 0, 1],
@@ -480,7 +480,7 @@ fn errors_are_sent_about_one_host_to_one_host() {
         let mut frame = good.clone();
         frame[26..30].copy_from_slice(&source);
         assert!(
-            !parsed(&with_v4(frame, 22, 64)).permits_icmp_error(false),
+            !parsed(&with_v4(frame, 22, 64)).permits_icmp_error(),
             "{source:?}"
         );
     }
@@ -488,20 +488,20 @@ fn errors_are_sent_about_one_host_to_one_host() {
         let mut frame = good.clone();
         frame[30..34].copy_from_slice(&destination);
         assert!(
-            !parsed(&with_v4(frame, 22, 64)).permits_icmp_error(true),
+            !parsed(&with_v4(frame, 22, 64)).permits_too_big(),
             "{destination:?}"
         );
     }
     let unreachable = [3, 1, 0, 0, 0, 0, 0, 0];
     let error = parsed(&v4(protocol::ICMP, 0, &unreachable));
-    assert!(error.is_icmp_error() && !error.permits_icmp_error(true));
-    assert!(parsed(&v4(protocol::ICMP, 0, &ECHO)).permits_icmp_error(false));
+    assert!(error.is_icmp_error() && !error.permits_too_big());
+    assert!(parsed(&v4(protocol::ICMP, 0, &ECHO)).permits_icmp_error());
 
     let good = v6(protocol::UDP, &UDP);
-    assert!(parsed(&good).permits_icmp_error(false));
+    assert!(parsed(&good).permits_icmp_error());
     let multicast = parsed(&with(with(good.clone(), 38, 0xff), 0, 0x33));
-    assert!(!multicast.permits_icmp_error(false) && multicast.permits_icmp_error(true));
-    assert!(!parsed(&with(good, 22, 0xff)).permits_icmp_error(true));
+    assert!(!multicast.permits_icmp_error() && multicast.permits_too_big());
+    assert!(!parsed(&with(good, 22, 0xff)).permits_too_big());
     let redirect = parsed(&v6(protocol::ICMPV6, &[137, 0, 0, 0, 0, 0, 0, 0]));
-    assert!(!redirect.permits_icmp_error(true));
+    assert!(!redirect.permits_too_big());
 }

@@ -5,6 +5,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use skein_dataplane::parse;
+use skein_dataplane::wire::protocol;
+use skein_dataplane::wire::sctp::{self, Sctp};
+
 #[path = "../fuzz/src/parse_target.rs"]
 mod parse_target;
 
@@ -38,4 +42,20 @@ fn pipeline_cases_hold() {
     assert!(replay("fuzz/corpus/pipeline", pipeline_target::check) >= 10);
     assert!(replay("tests/data/pipeline", pipeline_target::check) >= 1);
     assert!(replay("fuzz/corpus/parse", pipeline_target::check) >= 10);
+}
+
+/// What the fuzzers start from are good frames, checksums included.
+#[test]
+fn starting_frames_are_valid() {
+    let count = replay("fuzz/corpus/parse", |frame| {
+        let headers = parse::parse(frame, frame.len()).unwrap();
+        if headers.protocol == protocol::SCTP {
+            let packet = &frame[usize::from(headers.l4_offset)..headers.l3_end()];
+            assert_eq!(
+                sctp::checksum([packet]),
+                Sctp::new(packet).unwrap().checksum()
+            );
+        }
+    });
+    assert!(count >= 10);
 }

@@ -8,6 +8,9 @@
 //! SKEIN_FUZZ_SECONDS=60 cargo test --release --manifest-path dataplane/fuzz/Cargo.toml
 //! ```
 //!
+//! `coverage.toml` beside this package's manifest says how to let libFuzzer guide the same
+//! targets by the code that they reach.
+//!
 //! Stored cases are files with one frame each: `corpus/<target>/` holds frames worth starting
 //! from, `../tests/data/<target>/` what once failed here or is known to fail others, which the datapath's own tests replay
 //! too. A case that fails is written to the second before the run fails; keep the file.

@@ -9,9 +9,10 @@ use std::io;
 use std::os::fd::AsFd;
 
 use super::pool::{FramePool, FrameStore};
+use super::socket::{bind, open_socket};
 use super::sys::{self, SockaddrXdp};
 use super::umem::UmemError;
-use super::xsk::{bind, open_socket, register_umem};
+use super::xsk::register_umem;
 
 /// A device index that no device has.
 const NO_DEVICE: u32 = i32::MAX as u32;

@@ -10,6 +10,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use super::assembly::Assembler;
 use super::packet::{Packet, Segment};
 use super::pool::FramePool;
 use super::queues::Taken;
@@ -102,27 +103,15 @@ pub struct XskCounters {
     pub pool_empty: u64,
 }
 
-/// Where a packet of several descriptors stands.
-#[derive(Debug)]
-enum Assembly {
-    /// The next descriptor starts a packet.
-    Start,
-    /// Segments so far.
-    Partial(Packet),
-    /// The packet is dropped; its other descriptors follow.
-    Discard,
-}
-
 /// One queue of a device, over an AF_XDP socket.
 ///
 /// Dropping it without [`close`](Link::close) loses the frames that the kernel has.
 #[derive(Debug)]
 pub struct XskLink {
-    id: LinkId,
     caps: LinkCaps,
     xsk: Xsk,
     fill: FillTarget,
-    assembly: Assembly,
+    assembler: Assembler,
     counters: XskCounters,
 }
 
@@ -131,14 +120,13 @@ impl XskLink {
     pub fn new(id: LinkId, xsk: Xsk, fill: FillParameters, pool: &mut FramePool) -> Self {
         let features = xsk.features();
         let mut link = Self {
-            id,
             caps: LinkCaps {
                 multi_buffer: features.multi_buffer,
                 partial_checksum: features.tx_metadata,
             },
             xsk,
             fill: FillTarget::new(fill),
-            assembly: Assembly::Start,
+            assembler: Assembler::new(id),
             counters: XskCounters::default(),
         };
         link.restock(pool);
@@ -148,7 +136,11 @@ impl XskLink {
     /// What the link counted itself.
     #[must_use]
     pub fn counters(&self) -> XskCounters {
-        self.counters
+        XskCounters {
+            bad_descriptors: self.counters.bad_descriptors + self.assembler.bad_descriptors,
+            rx_broken: self.assembler.broken,
+            ..self.counters
+        }
     }
 
     /// Frames that the kernel has now: for receiving, and for sending.
@@ -194,61 +186,6 @@ impl XskLink {
             }
         }
         queues.publish_fill();
-    }
-
-    /// Adds a descriptor to the packet in assembly; the packet, when it was the last one.
-    fn assemble(
-        &mut self,
-        taken: Taken<Segment>,
-        more: bool,
-        pool: &mut FramePool,
-    ) -> Option<Packet> {
-        let segment = match taken {
-            Taken::Good(segment) => Some(segment),
-            Taken::Empty(frame) => {
-                pool.give(frame);
-                None
-            }
-            Taken::Bad => {
-                self.counters.bad_descriptors += 1;
-                None
-            }
-        };
-        let assembly = std::mem::replace(&mut self.assembly, Assembly::Start);
-        let next = match (assembly, segment) {
-            (Assembly::Start, Some(segment)) => Ok(Packet::new(self.id, segment)),
-            (Assembly::Partial(mut packet), Some(segment)) => match packet.append(segment) {
-                Ok(()) => Ok(packet),
-                Err(segment) => {
-                    pool.give(segment.into_frame());
-                    Err(Some(packet))
-                }
-            },
-            (Assembly::Discard, Some(segment)) => {
-                pool.give(segment.into_frame());
-                Err(None)
-            }
-            (Assembly::Partial(packet), None) => Err(Some(packet)),
-            (Assembly::Start | Assembly::Discard, None) => Err(None),
-        };
-        match next {
-            Ok(packet) if more => {
-                self.assembly = Assembly::Partial(packet);
-                None
-            }
-            Ok(packet) => Some(packet),
-            Err(broken) => {
-                if let Some(packet) = broken {
-                    pool.give_packet(packet);
-                }
-                if more {
-                    self.assembly = Assembly::Discard;
-                } else {
-                    self.counters.rx_broken += 1;
-                }
-                None
-            }
-        }
     }
 
     /// Whether the kernel will take the packet as it is.
@@ -304,8 +241,7 @@ impl Link for XskLink {
                 break;
             };
             used += 1;
-            let more = received.options & XDP_PKT_CONTD != 0;
-            batch.extend(self.assemble(received.taken, more, pool));
+            batch.extend(self.assembler.add(received, pool));
         }
         if used > 0 {
             self.xsk.queues.release_rx();
@@ -379,17 +315,15 @@ impl Link for XskLink {
             rx_dropped: kernel.rx_dropped
                 + kernel.rx_ring_full
                 + kernel.rx_invalid_descs
-                + self.counters.rx_broken,
+                + self.assembler.broken,
             rx_fill_empty: kernel.rx_fill_ring_empty_descs,
             tx_invalid: kernel.tx_invalid_descs + self.counters.tx_refused,
         }
     }
 
     fn close(self: Box<Self>, pool: &mut FramePool) {
-        let Self { xsk, assembly, .. } = *self;
-        if let Assembly::Partial(packet) = assembly {
-            pool.give_packet(packet);
-        }
+        let Self { xsk, assembler, .. } = *self;
+        assembler.close(pool);
         for frame in xsk.close() {
             pool.give(frame);
         }

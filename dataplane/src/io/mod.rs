@@ -4,17 +4,24 @@
 //! A [`Link`] is one queue of one device. The pipeline knows nothing else of the outside, so it
 //! runs the same over AF_XDP sockets, in memory, from a capture file, and with faults injected.
 
+mod assembly;
+pub mod device;
+pub mod fault;
 pub mod features;
 pub mod link;
 pub mod memory;
 pub mod open;
 pub mod packet;
+pub mod pcap;
+mod pins;
 pub mod poll;
 pub mod pool;
 pub mod program;
-pub mod queues;
-pub mod ring;
-pub mod sys;
+mod program_error;
+mod queues;
+mod ring;
+mod socket;
+mod sys;
 pub mod umem;
 pub mod xsk;
 
@@ -85,4 +92,35 @@ pub trait Link: Send {
 
     /// Closes the link and hands every frame back, those in flight included.
     fn close(self: Box<Self>, pool: &mut FramePool);
+}
+
+/// So that a wrapper can stand around any link.
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn caps(&self) -> LinkCaps {
+        (**self).caps()
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).poll_fd()
+    }
+
+    fn receive(&mut self, pool: &mut FramePool, batch: &mut Vec<Packet>) -> usize {
+        (**self).receive(pool, batch)
+    }
+
+    fn send(&mut self, pool: &mut FramePool, packet: Packet) -> Result<(), Packet> {
+        (**self).send(pool, packet)
+    }
+
+    fn flush(&mut self, pool: &mut FramePool) -> Flush {
+        (**self).flush(pool)
+    }
+
+    fn statistics(&self) -> LinkStatistics {
+        (**self).statistics()
+    }
+
+    fn close(self: Box<Self>, pool: &mut FramePool) {
+        (*self).close(pool);
+    }
 }

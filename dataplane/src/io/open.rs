@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Link;
+use super::device::Device;
 use super::link::{FillParameters, XskLink};
 use super::pool::FramePool;
 use super::program::{LinkKind, Program, ProgramError, ProgramHandle, XdpMode};
-use super::xsk::{Device, RingSizes, Xsk, XskError, XskFactory};
+use super::xsk::{RingSizes, Xsk, XskError, XskFactory};
 use crate::ids::{LinkId, QueueId};
 
 /// Why a device could not be opened.

@@ -14,20 +14,23 @@
 //! device is at no moment without one. Deliberately absent: taking a device up (the caller's
 //! step, after the program is there).
 
-use std::error::Error;
-use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use aya::maps::{Array, MapError, XskMap};
-use aya::pin::PinError;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
-use aya::programs::{ProgramError as AyaProgramError, Xdp, XdpMode as AyaMode};
+use aya::programs::xdp::XdpLink;
+use aya::programs::{Xdp, XdpMode as AyaMode};
 use aya::{Ebpf, EbpfError};
 
+use super::device::Device;
 use super::features::Features;
-use super::xsk::{Device, Xsk};
+use super::pins::Pins;
+pub use super::program_error::ProgramError;
+use super::program_error::{Cause, attach_error, errno, pin_error};
+use super::xsk::Xsk;
 use crate::ids::QueueId;
 
 static POD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod.bpf.o"));
@@ -36,6 +39,10 @@ static UPLINK: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/up
 
 /// Bytes of `struct uplink_config` of the uplink's program.
 const CONFIG_BYTES: usize = 24;
+
+/// How long the kernel may take to let go of a link whose pin was removed: it does so behind a
+/// grace period, a few milliseconds on a quiet machine.
+const RELEASE: Duration = Duration::from_secs(2);
 
 /// What of an uplink's traffic is the datapath's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +119,7 @@ pub enum AttachedMode {
 }
 
 impl AttachedMode {
-    const ALL: [Self; 2] = [Self::Native, Self::Generic];
+    pub(super) const ALL: [Self; 2] = [Self::Native, Self::Generic];
 
     /// The mode's name, as in configuration and reports.
     #[must_use]
@@ -128,125 +135,6 @@ impl AttachedMode {
             Self::Native => AyaMode::Driver,
             Self::Generic => AyaMode::Skb,
         }
-    }
-}
-
-type Cause = Box<dyn Error + Send + Sync>;
-
-/// Why a program could not be loaded or attached.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramError {
-    /// Loading.
-    #[error("XDP program {program}: {}{}", chain(source.as_ref()), load_advice(source.as_ref()))]
-    Load {
-        /// The program's name.
-        program: &'static str,
-        /// What failed.
-        source: Cause,
-    },
-    /// Attaching.
-    #[error(
-        "XDP program on {device} in {mode} mode: {}{}",
-        chain(source.as_ref()),
-        attach_advice(source.as_ref())
-    )]
-    Attach {
-        /// The device's name.
-        device: String,
-        /// The mode.
-        mode: &'static str,
-        /// What failed.
-        source: Cause,
-    },
-    /// Native mode is asked for, and turned off.
-    #[error("XDP program on {device}: native mode is configured, and native-xdp is disabled")]
-    NativeDisabled {
-        /// The device's name.
-        device: String,
-    },
-    /// A map of the program.
-    #[error("map {map} of the XDP program: {}", chain(source.as_ref()))]
-    Map {
-        /// The map's name.
-        map: &'static str,
-        /// What failed.
-        source: Cause,
-    },
-    /// Pins.
-    #[error(
-        "pin {}: {}; is a bpffs there? (mount -t bpf bpf /sys/fs/bpf)",
-        path.display(),
-        chain(source.as_ref())
-    )]
-    Pin {
-        /// The file.
-        path: PathBuf,
-        /// What failed.
-        source: Cause,
-    },
-    /// Taking a device down or up while its program's mode changes.
-    #[error("taking {device} down and up while its XDP mode changes: {source}")]
-    Flags {
-        /// The device's name.
-        device: String,
-        /// What failed.
-        source: io::Error,
-    },
-}
-
-/// An error and its causes on one line, each once.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
-}
-
-/// The kernel's error number behind an error.
-fn errno(error: &(dyn Error + 'static)) -> Option<i32> {
-    let mut next = Some(error);
-    while let Some(cause) = next {
-        if let Some(number) = cause
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::raw_os_error)
-        {
-            return Some(number);
-        }
-        next = cause.source();
-    }
-    None
-}
-
-fn load_advice(error: &(dyn Error + 'static)) -> &'static str {
-    match errno(error) {
-        Some(libc::EPERM) => {
-            "; run as root or with CAP_BPF and CAP_NET_ADMIN, and before Linux 5.11 with \
-             RLIMIT_MEMLOCK unlimited"
-        }
-        _ => "",
-    }
-}
-
-fn attach_advice(error: &(dyn Error + 'static)) -> &'static str {
-    match errno(error) {
-        Some(libc::EBUSY | libc::EEXIST) => {
-            "; another XDP program is there: see `bpftool net`, end its owner or take it off \
-             (`ip link set dev DEVICE xdp off`, `xdpgeneric off`)"
-        }
-        Some(libc::EOPNOTSUPP) => "; the driver has no XDP: use generic mode",
-        Some(libc::ERANGE | libc::EINVAL) => {
-            "; in native mode without multi-buffer the MTU of a veth's peer is limited to 3506: \
-             use generic mode or a smaller MTU"
-        }
-        Some(libc::ENODEV) => "; the device is gone",
-        Some(libc::EPERM) => "; run as root or with CAP_NET_ADMIN",
-        _ => "",
     }
 }
 
@@ -322,7 +210,7 @@ impl Program {
             Some(mode) => (mode, None),
             None => self.attach_new(device, &pins, wanted)?,
         };
-        pins.pin_rest(&mut self)?;
+        self.pin_rest(&pins)?;
         Ok(ProgramHandle {
             ebpf: self.ebpf,
             mode,
@@ -330,6 +218,17 @@ impl Program {
             taken_over: taken_over.is_some(),
             pins,
         })
+    }
+
+    /// Pins program and maps in the place of an earlier agent's.
+    fn pin_rest(&mut self, pins: &Pins) -> Result<(), ProgramError> {
+        for name in ["xsks", "config"] {
+            if let Some(map) = self.ebpf.map(name) {
+                pins.replace(name, |path| map.pin(path))?;
+            }
+        }
+        let xdp = self.xdp()?;
+        pins.replace("program", |path| xdp.pin(path))
     }
 
     /// Swaps the program under a pinned link of this device, where there is one in a mode that
@@ -367,6 +266,30 @@ impl Program {
         Ok(None)
     }
 
+    /// Attaches in one mode; while the device is busy it tries again for as long as `patience`.
+    fn attach_in(
+        &mut self,
+        device: &Device,
+        mode: AttachedMode,
+        patience: Duration,
+    ) -> Result<Result<XdpLink, aya::programs::ProgramError>, ProgramError> {
+        let start = Instant::now();
+        let xdp = self.xdp()?;
+        loop {
+            let attached = xdp
+                .attach_to_if_index(device.index, mode.to_aya())
+                .and_then(|id| xdp.take_link(id));
+            let busy = |error: &aya::programs::ProgramError| {
+                matches!(errno(error), Some(libc::EBUSY | libc::EEXIST))
+            };
+            if attached.as_ref().is_err_and(busy) && start.elapsed() < patience {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+            return Ok(attached);
+        }
+    }
+
     /// Attaches in the first mode that works, without a moment in which a device that is ours
     /// is up without a program.
     fn attach_new(
@@ -386,12 +309,10 @@ impl Program {
         let was_up = down && device.set_up(false).map_err(flags)?;
         pins.remove_links_except(None)?;
         let mut refused = None;
+        // The kernel lets go of an unpinned link a little later.
+        let patience = if stale { RELEASE } else { Duration::ZERO };
         for &mode in wanted {
-            let xdp = self.xdp()?;
-            let attached = xdp
-                .attach_to_if_index(device.index, mode.to_aya())
-                .and_then(|id| xdp.take_link(id));
-            match attached {
+            match self.attach_in(device, mode, patience)? {
                 Ok(link) => {
                     let path = pins.link(mode);
                     let link: FdLink = link
@@ -413,14 +334,6 @@ impl Program {
         Err(refused.unwrap_or_else(|| ProgramError::NativeDisabled {
             device: device.name.clone(),
         }))
-    }
-}
-
-fn attach_error(device: &Device, mode: AttachedMode, error: AyaProgramError) -> ProgramError {
-    ProgramError::Attach {
-        device: device.name.clone(),
-        mode: mode.name(),
-        source: error.into(),
     }
 }
 
@@ -502,92 +415,6 @@ impl ProgramHandle {
     }
 }
 
-fn pin_error<E: Into<Cause>>(path: &Path) -> impl FnOnce(E) -> ProgramError {
-    let path = path.to_owned();
-    move |source| ProgramError::Pin {
-        path,
-        source: source.into(),
-    }
-}
-
-/// A device's folder of pins.
-#[derive(Debug)]
-struct Pins {
-    folder: PathBuf,
-    index: u32,
-}
-
-impl Pins {
-    fn open(bpffs: &Path, device: &Device) -> Result<Self, ProgramError> {
-        // A bpffs takes no dots in names, and a device no colons.
-        let folder = bpffs.join("skein").join(device.name.replace('.', ":"));
-        std::fs::create_dir_all(&folder).map_err(pin_error(&folder))?;
-        Ok(Self {
-            folder,
-            index: device.index,
-        })
-    }
-
-    fn link(&self, mode: AttachedMode) -> PathBuf {
-        self.folder
-            .join(format!("link-{}-{}", mode.name(), self.index))
-    }
-
-    fn has_link(&self, mode: AttachedMode) -> bool {
-        self.link(mode).exists()
-    }
-
-    fn remove(&self, keep: impl Fn(&str) -> bool) -> Result<(), ProgramError> {
-        for entry in std::fs::read_dir(&self.folder).map_err(pin_error(&self.folder))? {
-            let entry = entry.map_err(pin_error(&self.folder))?;
-            if !keep(&entry.file_name().to_string_lossy()) {
-                let path = entry.path();
-                std::fs::remove_file(&path).map_err(pin_error(&path))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Removes the links of devices that had this name, and of modes left.
-    fn remove_links_except(&self, mode: Option<AttachedMode>) -> Result<(), ProgramError> {
-        let keep = mode.map(|mode| self.link(mode));
-        let keep = keep.as_deref().and_then(Path::file_name);
-        self.remove(|name| !name.starts_with("link-") || Some(name.as_ref()) == keep)
-    }
-
-    fn remove_all(&self) -> Result<(), ProgramError> {
-        self.remove(|_| false)?;
-        std::fs::remove_dir(&self.folder).map_err(pin_error(&self.folder))
-    }
-
-    /// Pins program and maps in the place of an earlier agent's.
-    fn pin_rest(&self, program: &mut Program) -> Result<(), ProgramError> {
-        for name in ["xsks", "config"] {
-            if let Some(map) = program.ebpf.map(name) {
-                self.replace(name, |path| map.pin(path))?;
-            }
-        }
-        let xdp = program.xdp()?;
-        self.replace("program", |path| xdp.pin(path))
-    }
-
-    fn replace(
-        &self,
-        name: &str,
-        pin: impl FnOnce(&Path) -> Result<(), PinError>,
-    ) -> Result<(), ProgramError> {
-        let fresh = self.folder.join(format!("{name}-new"));
-        match std::fs::remove_file(&fresh) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(pin_error(&fresh)(error));
-            }
-            _ => {}
-        }
-        pin(&fresh).map_err(pin_error(&fresh))?;
-        std::fs::rename(&fresh, self.folder.join(name)).map_err(pin_error(&fresh))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -602,21 +429,5 @@ mod tests {
         .to_bytes();
         assert_eq!(bytes[..8], [0x21, 0x18, 0, 0, 192, 0, 2, 1]);
         assert_eq!(bytes[8..], [0; 16]);
-    }
-
-    #[test]
-    fn a_refusal_says_what_to_do() {
-        let device = Device {
-            name: "eth9".into(),
-            index: 9,
-        };
-        let busy = AyaProgramError::SyscallError(aya::sys::SyscallError {
-            call: "bpf_link_create",
-            io_error: io::Error::from_raw_os_error(libc::EBUSY),
-        });
-        let text = attach_error(&device, AttachedMode::Generic, busy).to_string();
-        assert!(text.contains("eth9"), "{text}");
-        assert!(text.contains("bpf_link_create"), "{text}");
-        assert!(text.contains("another XDP program is there"), "{text}");
     }
 }

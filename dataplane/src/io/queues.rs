@@ -282,3 +282,188 @@ fn give_up(umem: &Umem, frame: Frame) -> u32 {
 fn address(chunk: u32, offset: usize) -> u64 {
     u64::from(chunk) * CHUNK_BYTES as u64 + offset as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::pool::{FramePool, FrameStore};
+    use super::super::ring::RingMemory;
+    use super::super::sys::RingOffsets;
+    use super::*;
+
+    const SIZE: u32 = 8;
+    const OFFSETS: RingOffsets = RingOffsets {
+        producer: 0,
+        consumer: 64,
+        entries: 128,
+        flags: 8,
+    };
+
+    /// Queues over rings in memory, and the kernel's halves of the same rings.
+    struct Bench {
+        queues: Queues,
+        fill: Consumer<u64>,
+        rx: Producer<Descriptor>,
+        tx: Consumer<Descriptor>,
+        completion: Producer<u64>,
+        pool: FramePool,
+        _memory: [Box<[u64]>; 4],
+    }
+
+    fn memory() -> Box<[u64]> {
+        vec![0; 16 + 2 * SIZE as usize].into()
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let store = FrameStore::new(16).unwrap();
+            let umem = Arc::clone(store.umem());
+            let mut memory = [memory(), memory(), memory(), memory()];
+            let [fill, rx, tx, completion] = &mut memory;
+            let kernel_fill = Consumer::new(RingMemory::on_heap(fill), &OFFSETS, SIZE);
+            let kernel_rx = Producer::new(RingMemory::on_heap(rx), &OFFSETS, SIZE);
+            let kernel_tx = Consumer::new(RingMemory::on_heap(tx), &OFFSETS, SIZE);
+            let kernel_completion = Producer::new(RingMemory::on_heap(completion), &OFFSETS, SIZE);
+            let rings = Rings {
+                fill: Producer::new(RingMemory::on_heap(fill), &OFFSETS, SIZE),
+                rx: Consumer::new(RingMemory::on_heap(rx), &OFFSETS, SIZE),
+                tx: Producer::new(RingMemory::on_heap(tx), &OFFSETS, SIZE),
+                completion: Consumer::new(RingMemory::on_heap(completion), &OFFSETS, SIZE),
+            };
+            Self {
+                queues: Queues::new(rings, umem),
+                fill: kernel_fill,
+                rx: kernel_rx,
+                tx: kernel_tx,
+                completion: kernel_completion,
+                pool: FramePool::new(store),
+                _memory: memory,
+            }
+        }
+
+        fn lend(&mut self) {
+            let frame = self.pool.take().unwrap();
+            self.queues.lend(frame).unwrap();
+            self.queues.publish_fill();
+        }
+
+        fn kernel_receives(&mut self, addr: u64, len: u32) {
+            let entry = Descriptor {
+                addr,
+                len,
+                options: 0,
+            };
+            assert!(self.rx.push(entry));
+            self.rx.publish();
+        }
+
+        fn kernel_completes(&mut self, addr: u64) {
+            assert!(self.completion.push(addr));
+            self.completion.publish();
+        }
+
+        /// As a closed socket would; every frame must be back then.
+        fn finish(self) {
+            let Self {
+                queues, mut pool, ..
+            } = self;
+            // SAFETY: there is no kernel behind these rings.
+            for frame in unsafe { queues.unmap().reclaim() } {
+                pool.give(frame);
+            }
+            assert_eq!(pool.held(), 16);
+        }
+    }
+
+    #[test]
+    fn a_chunk_goes_round_and_comes_back_as_its_frame() {
+        let mut bench = Bench::new();
+        bench.lend();
+        let addr = bench.fill.pop().unwrap();
+        bench.kernel_receives(addr + 256, 60);
+        let received = bench.queues.receive().unwrap();
+        let Taken::Good(segment) = received.taken else {
+            panic!("{received:?}");
+        };
+        assert_eq!((segment.offset(), segment.len()), (256, 60));
+        assert_eq!(bench.queues.receiving(), 0);
+        bench.queues.transmit(segment, 2).unwrap();
+        bench.queues.publish_tx();
+        let sent = bench.tx.pop().unwrap();
+        assert_eq!((sent.addr, sent.len, sent.options), (addr + 256, 60, 2));
+        assert_eq!(bench.queues.sending(), 1);
+        bench.kernel_completes(sent.addr);
+        match bench.queues.complete() {
+            Some(Taken::Good(frame)) => bench.pool.give(frame),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(bench.queues.sending(), 0);
+        bench.finish();
+    }
+
+    #[test]
+    fn a_chunk_that_was_not_lent_that_way_is_never_taken() {
+        let mut bench = Bench::new();
+        bench.lend();
+        let addr = bench.fill.pop().unwrap();
+        // Lent for receiving, so no completion may name it; nor may anything name the others.
+        for wrong in [addr, addr + 4096, 16 * 4096, u64::MAX] {
+            bench.kernel_completes(wrong);
+            assert!(matches!(bench.queues.complete(), Some(Taken::Bad)));
+        }
+        for wrong in [addr.wrapping_add(4096), 16 * 4096, u64::MAX] {
+            bench.kernel_receives(wrong, 60);
+            let received = bench.queues.receive().unwrap();
+            assert!(matches!(received.taken, Taken::Bad));
+        }
+        bench.finish();
+    }
+
+    #[test]
+    fn a_chunk_received_twice_has_one_frame() {
+        let mut bench = Bench::new();
+        bench.lend();
+        let addr = bench.fill.pop().unwrap();
+        bench.kernel_receives(addr, 60);
+        bench.kernel_receives(addr, 60);
+        let first = bench.queues.receive().unwrap().taken;
+        assert!(matches!(bench.queues.receive().unwrap().taken, Taken::Bad));
+        match first {
+            Taken::Good(segment) => bench.pool.give(segment.into_frame()),
+            other => panic!("{other:?}"),
+        }
+        bench.finish();
+    }
+
+    #[test]
+    fn a_length_that_leaves_the_chunk_yields_the_frame_without_data() {
+        let mut bench = Bench::new();
+        for (offset, len) in [(256, 3841), (0, u32::MAX), (4095, 2)] {
+            bench.lend();
+            let addr = bench.fill.pop().unwrap();
+            bench.kernel_receives(addr + offset, len);
+            match bench.queues.receive().unwrap().taken {
+                Taken::Empty(frame) => bench.pool.give(frame),
+                other => panic!("{other:?}"),
+            }
+        }
+        bench.finish();
+    }
+
+    #[test]
+    fn full_rings_hand_frames_back_and_closing_reclaims_the_rest() {
+        let mut bench = Bench::new();
+        for _ in 0..SIZE {
+            bench.lend();
+        }
+        let frame = bench.pool.take().unwrap();
+        let frame = bench.queues.lend(frame).unwrap_err();
+        bench.pool.give(frame);
+        for _ in 0..SIZE {
+            let frame = bench.pool.take().unwrap();
+            let segment = Segment::new(frame, 256, 60).unwrap();
+            bench.queues.transmit(segment, 0).unwrap();
+        }
+        assert_eq!(bench.pool.held(), 0);
+        bench.finish();
+    }
+}

@@ -76,6 +76,18 @@ impl RingMemory {
             on_heap: false,
         })
     }
+
+    /// A ring in the test's own memory, which must outlive it.
+    #[cfg(test)]
+    pub(super) fn on_heap(words: &mut [u64]) -> Self {
+        let bytes = size_of_val(words);
+        let base = NonNull::new(words.as_mut_ptr().cast()).expect("a slice's address");
+        Self {
+            base,
+            bytes,
+            on_heap: true,
+        }
+    }
 }
 
 impl Drop for RingMemory {
@@ -272,16 +284,11 @@ mod tests {
     fn halves(words: &mut [u64], size: u32, start: u32) -> (Producer<u64>, Consumer<u64>) {
         words[0] = u64::from(start);
         words[8] = u64::from(start);
-        let bytes = size_of_val(words);
-        let base = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap();
-        let memory = || RingMemory {
-            base,
-            bytes,
-            on_heap: true,
-        };
+        let memory = RingMemory::on_heap(words);
+        let again = RingMemory { ..memory };
         (
-            Producer::new(memory(), &OFFSETS, size),
-            Consumer::new(memory(), &OFFSETS, size),
+            Producer::new(memory, &OFFSETS, size),
+            Consumer::new(again, &OFFSETS, size),
         )
     }
 

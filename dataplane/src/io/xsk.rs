@@ -10,25 +10,20 @@
 //! Deliberately absent: zero-copy (a registration is all copy or all zero-copy, so it would
 //! take a second packet memory) and the need-wakeup flag (in copy mode it tells nothing).
 
-#![expect(unsafe_code, reason = "the system calls of AF_XDP sockets")]
+#![expect(unsafe_code, reason = "takes frames back from a socket that is closed")]
 
-use std::ffi::CString;
 use std::io;
-use std::net::UdpSocket;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use super::device::Device;
 use super::features::Features;
 use super::queues::{Queues, Rings};
 use super::ring::{Consumer, Producer, RingMemory};
+use super::socket::{self, bind_patiently, open_socket, option, set_option};
 use super::sys::{self, Descriptor, MmapOffsets, SockaddrXdp, Statistics, UmemReg};
 use super::umem::{CHUNK_BYTES, Umem};
 use crate::ids::QueueId;
-
-/// After a process exits the kernel frees its queues a few milliseconds later.
-const BUSY_FOR: Duration = Duration::from_secs(1);
-const BUSY_STEP: Duration = Duration::from_millis(5);
 
 /// Packets that one `sendto` takes, where the kernel lets us say; else it is 32.
 const TX_BUDGET: u32 = 256;
@@ -36,62 +31,12 @@ const TX_BUDGET: u32 = 256;
 /// Bytes of packets sent that may wait in the device's queue (a copy each, in kernel memory).
 const SEND_BUFFER_BYTES: i32 = 4 << 20;
 
-/// A network device of the calling thread's network namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
-    /// Its name.
-    pub name: String,
-    /// Its index.
-    pub index: u32,
-}
-
-impl Device {
-    /// Looks the device up in the calling thread's network namespace.
-    pub fn named(name: &str) -> io::Result<Self> {
-        let c_name = CString::new(name).map_err(io::Error::other)?;
-        // SAFETY: a C string that lives across the call.
-        let index = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
-        if index == 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            name: name.into(),
-            index,
-        })
-    }
-
-    /// Takes the device down, or up again; returns whether it was up.
-    pub(super) fn set_up(&self, up: bool) -> io::Result<bool> {
-        let socket = UdpSocket::bind(("127.0.0.1", 0)).or_else(|_| UdpSocket::bind("[::1]:0"))?;
-        // SAFETY: `ifreq` is made of integers and bytes, for which zero is a value.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        let room = request.ifr_name.len() - 1;
-        for (to, from) in request.ifr_name[..room].iter_mut().zip(self.name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        let call = |code, request: &mut libc::ifreq| {
-            // SAFETY: the kernel reads and writes an `ifreq` that lives across the call.
-            let result = unsafe { libc::ioctl(socket.as_raw_fd(), code, request) };
-            (result == 0)
-                .then_some(())
-                .ok_or_else(io::Error::last_os_error)
-        };
-        call(libc::SIOCGIFFLAGS, &mut request)?;
-        // SAFETY: the kernel has just filled in the flags.
-        let flags = unsafe { request.ifr_ifru.ifru_flags };
-        let bit = libc::IFF_UP as libc::c_short;
-        request.ifr_ifru.ifru_flags = if up { flags | bit } else { flags & !bit };
-        call(libc::SIOCSIFFLAGS, &mut request)?;
-        Ok(flags & bit != 0)
-    }
-}
-
 /// Entries of a socket's rings, each a power of two.
 ///
-/// The kernel rounds each up to pages: with the defaults 12 + 20 + 36 + 20 KiB = 88 KiB a
-/// socket, 22 MiB for 250. Frames that a link holds for receiving are bounded by `fill`; `rx`
-/// is as large, so that the receive ring cannot overflow. A TCP super-packet takes 18 entries,
-/// so `tx` takes 113 of them.
+/// The kernel adds a header to each and rounds up to pages: with the defaults 20 + 12 + 36 + 20
+/// KiB = 88 KiB a socket, and 32 KiB for its own copy of transmit descriptors: 30 MiB for 250.
+/// Frames that a link holds for receiving are bounded by `fill`; `rx` is as large, so that the
+/// receive ring cannot overflow. A TCP super-packet takes 18 entries, so `tx` takes 113 of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSizes {
     /// Receive ring, 16 bytes an entry.
@@ -173,7 +118,7 @@ fn advice(call: &str, error: &io::Error) -> &'static str {
              or configure less"
         }
         Some(libc::ENOBUFS | libc::ENOMEM) => {
-            "; the kernel is short of memory: each socket costs it about 105 bytes a chunk"
+            "; the kernel is short of memory: each socket costs it about 128 bytes a chunk"
         }
         Some(libc::EOPNOTSUPP) => "; the device does not support AF_XDP",
         Some(libc::EINVAL) if call.contains("bind") => {
@@ -181,82 +126,6 @@ fn advice(call: &str, error: &io::Error) -> &'static str {
         }
         Some(libc::ENODEV | libc::ENXIO | libc::ENETDOWN) => "; the device is gone",
         _ => "",
-    }
-}
-
-pub(super) fn open_socket() -> io::Result<OwnedFd> {
-    // SAFETY: no memory of ours is involved.
-    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just returned this descriptor; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn set_option<T>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &T) -> io::Result<()> {
-    let bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel reads `bytes` bytes of a value that lives across the call.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            option,
-            std::ptr::from_ref(value).cast(),
-            bytes,
-        )
-    };
-    (result == 0)
-        .then_some(())
-        .ok_or_else(io::Error::last_os_error)
-}
-
-/// Reads an option into a struct of integers. A kernel that knows less of it leaves the rest
-/// zero.
-fn option<T: Copy + Default>(fd: BorrowedFd<'_>, option: i32) -> io::Result<T> {
-    let mut value = T::default();
-    let mut bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `bytes` bytes, and only integers.
-    let result = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            sys::SOL_XDP,
-            option,
-            std::ptr::from_mut(&mut value).cast(),
-            &raw mut bytes,
-        )
-    };
-    (result == 0)
-        .then_some(value)
-        .ok_or_else(io::Error::last_os_error)
-}
-
-pub(super) fn bind(fd: BorrowedFd<'_>, address: &SockaddrXdp) -> io::Result<()> {
-    // SAFETY: the kernel reads a `sockaddr_xdp` that lives across the call.
-    let result = unsafe {
-        libc::bind(
-            fd.as_raw_fd(),
-            std::ptr::from_ref(address).cast(),
-            size_of::<SockaddrXdp>() as libc::socklen_t,
-        )
-    };
-    (result == 0)
-        .then_some(())
-        .ok_or_else(io::Error::last_os_error)
-}
-
-/// Binds, waiting a while for the queue of a process that has just exited.
-fn bind_patiently(fd: BorrowedFd<'_>, address: &SockaddrXdp) -> io::Result<()> {
-    let start = Instant::now();
-    loop {
-        match bind(fd, address) {
-            Err(error)
-                if error.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < BUSY_FOR =>
-            {
-                std::thread::sleep(BUSY_STEP);
-            }
-            result => return result,
-        }
     }
 }
 
@@ -443,21 +312,10 @@ impl Xsk {
 
     /// Has the kernel take packets from the transmit ring.
     pub fn kick(&self) -> Kick {
-        // SAFETY: an empty message to the bound device; no memory of ours is involved.
-        let sent = unsafe {
-            libc::sendto(
-                self.socket.as_raw_fd(),
-                std::ptr::null(),
-                0,
-                libc::MSG_DONTWAIT,
-                std::ptr::null(),
-                0,
-            )
-        };
-        if sent >= 0 {
+        let Err(error) = socket::kick(self.socket.as_fd()) else {
             return Kick::Again;
-        }
-        match io::Error::last_os_error().raw_os_error() {
+        };
+        match error.raw_os_error() {
             Some(libc::ENXIO | libc::ENETDOWN | libc::ENODEV | libc::EBADF) => Kick::Dead,
             // EAGAIN: the budget is spent or the device's queue full; EBUSY, ENOBUFS: a packet
             // was dropped; others say the same of a packet in their own way.
@@ -498,5 +356,39 @@ impl AsFd for Xsk {
 impl AsRawFd for Xsk {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_call_device_and_queue_and_what_to_do() {
+        let device = Device {
+            name: "eth7".into(),
+            index: 7,
+        };
+        let place = Place {
+            device: &device,
+            queue: QueueId(3),
+        };
+        let message = |call, errno| {
+            let error = place.error(call, io::Error::from_raw_os_error(errno));
+            error.to_string()
+        };
+        for (call, errno, advice) in [
+            ("socket", libc::EPERM, "CAP_NET_RAW"),
+            ("socket", libc::EAFNOSUPPORT, "CONFIG_XDP_SOCKETS"),
+            ("bind", libc::EBUSY, "second agent"),
+            ("bind", libc::EOPNOTSUPP, "does not support AF_XDP"),
+            ("bind", libc::ENOMEM, "short of memory"),
+            ("setsockopt XDP_UMEM_REG", libc::ENOBUFS, "RLIMIT_MEMLOCK"),
+        ] {
+            let text = message(call, errno);
+            let start = format!("AF_XDP socket on eth7 queue 3: {call}: ");
+            assert!(text.starts_with(&start), "{text}");
+            assert!(text.contains(advice), "{text}");
+        }
     }
 }

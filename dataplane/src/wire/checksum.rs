@@ -15,7 +15,8 @@
 /// A running ones-complement sum over bytes given in pieces of any length.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sum {
-    /// Sum of native-order 16-bit words, folded after each piece: at most 17 bits.
+    /// Sum of native-order words, folded only at the end. Four bytes add less than 2^32, so
+    /// 16 GiB may be added before it overflows.
     words: u64,
     /// Whether an odd number of bytes has been added, so that the next piece starts in the
     /// low half of a word.
@@ -34,11 +35,16 @@ impl Sum {
 
     /// This sum with `bytes` added after all that came before.
     #[must_use]
+    #[inline]
     pub fn with(self, bytes: &[u8]) -> Self {
-        let piece = fold64(sum_words(bytes));
-        let piece = if self.odd { piece.swap_bytes() } else { piece };
+        let words = sum_words(bytes);
+        let words = if self.odd {
+            u64::from(fold64(words).swap_bytes())
+        } else {
+            words
+        };
         Self {
-            words: u64::from(fold64(self.words + u64::from(piece))),
+            words: self.words + words,
             odd: self.odd ^ (bytes.len() % 2 == 1),
         }
     }
@@ -54,6 +60,7 @@ impl Sum {
 
     /// The 16-bit sum, not inverted: what a partial checksum field holds.
     #[must_use]
+    #[inline]
     pub fn fold(self) -> u16 {
         u16::from_be(fold64(self.words))
     }
@@ -65,8 +72,8 @@ impl Sum {
     }
 }
 
-/// Sums native-order words; the caller folds. Each eight bytes add less than 2^33, so 2^31
-/// such steps (16 GiB) fit.
+/// Sums native-order words; the caller folds.
+#[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
     let (eights, tail) = bytes.as_chunks::<8>();
     let mut sum = 0_u64;
@@ -87,10 +94,9 @@ fn sum_words(bytes: &[u8]) -> u64 {
 #[inline]
 const fn fold64(mut sum: u64) -> u16 {
     sum = (sum >> 32) + (sum & 0xffff_ffff);
-    sum = (sum >> 32) + (sum & 0xffff_ffff);
+    // 33 bits; then 18, then 0x10001 at most, then 16.
     sum = (sum >> 16) + (sum & 0xffff);
     sum = (sum >> 16) + (sum & 0xffff);
-    // The second fold of a 33-bit value can leave one carry.
     sum = (sum >> 16) + (sum & 0xffff);
     sum as u16
 }
@@ -219,6 +225,24 @@ mod tests {
         assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
         assert_eq!(udp_nonzero(0), 0xffff);
         assert_eq!(udp_nonzero(0x1234), 0x1234);
+    }
+
+    #[test]
+    fn folding_loses_no_carry() {
+        for sum in [
+            u64::MAX,
+            u64::MAX - 1,
+            0xffff_ffff,
+            0x1_0000_0000,
+            0xffff_0001,
+            0x1_fffe_ffff,
+        ] {
+            // A number and its ones-complement fold differ by a multiple of 2^16 - 1.
+            let folded = u64::from(fold64(sum));
+            assert_eq!(sum % 0xffff, folded % 0xffff, "{sum:x}");
+            assert_ne!(folded, 0, "{sum:x}");
+        }
+        assert_eq!(fold64(0), 0);
     }
 
     #[test]

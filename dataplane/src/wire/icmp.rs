@@ -318,7 +318,7 @@ mod tests {
             let headers = parse::parse(&out[..len], len).unwrap();
             prop_assert_eq!(headers.kind, L3::V4 { options: false });
             prop_assert!(headers.is_icmp_error());
-            prop_assert!(!headers.permits_icmp_error(false));
+            prop_assert!(!headers.permits_icmp_error());
             prop_assert_eq!(headers.dst().to_string(), "10.0.0.1");
             prop_assert_eq!(headers.l3_end(), len);
             prop_assert!(checksum::verify(checksum::Sum::new(), [&out[34..len]]));
