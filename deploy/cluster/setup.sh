@@ -16,6 +16,7 @@ need iptables iptables            # kube-proxy's rules
 need conntrack conntrack
 need sysctl procps
 need busybox busybox-static       # what goes into the tests' image
+need dash dash
 need nc.openbsd netcat-openbsd
 need curl curl
 [ -e /usr/lib/cni/bridge ] || packages="$packages containernetworking-plugins"

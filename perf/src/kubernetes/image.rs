@@ -1,8 +1,8 @@
 //! Container images without a registry: archives in the format of `docker save`, one layer each.
 //!
-//! Three are made: `pause` for sandboxes, and one root file system for the tests' pods, which
-//! stands for agnhost and for busybox: agnhost itself, busybox for a shell and its like, and
-//! curl and a BSD netcat, which the tests run, with the libraries that those need.
+//! Two are made: `pause` for sandboxes, and one root file system for the tests' pods, which
+//! stands for agnhost and for busybox: agnhost itself, busybox's applets, and a shell, curl and a
+//! BSD netcat, which the tests run, with the libraries that those need.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
@@ -106,11 +106,16 @@ fn agnhost_root(programs: &Programs, root: &Path) -> Result<()> {
     let busybox = which("busybox").context("busybox is not installed")?;
     add(root, &busybox, "bin/busybox")?;
     let applets = Cmd::new(&busybox).arg("--list").run()?.stdout;
-    for applet in applets.lines().filter(|a| !["busybox", "nc"].contains(a)) {
+    for applet in applets.lines().filter(|a| !["busybox", "nc", "sh"].contains(a)) {
         symlink("busybox", root.join("bin").join(applet))?;
     }
     let mut libraries = BTreeSet::new();
-    for (program, name) in [("curl", "usr/bin/curl"), ("nc.openbsd", "usr/bin/nc")] {
+    for (program, name) in [
+        // Not busybox's shell: that takes its own applets for commands before it searches PATH.
+        ("dash", "bin/sh"),
+        ("curl", "usr/bin/curl"),
+        ("nc.openbsd", "usr/bin/nc"),
+    ] {
         let path = which(program).with_context(|| format!("{program} is not installed"))?;
         add(root, &path, name)?;
         libraries.extend(shared_libraries(&path)?);

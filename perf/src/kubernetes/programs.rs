@@ -33,7 +33,7 @@ const BUILT: [&str; 9] = [
 ];
 
 /// The distribution's programs, each with its package.
-const TOOLS: [(&str, &str); 14] = [
+const TOOLS: [(&str, &str); 15] = [
     ("containerd", "containerd"),
     ("containerd-shim-runc-v2", "containerd"),
     ("ctr", "containerd"),
@@ -47,6 +47,7 @@ const TOOLS: [(&str, &str); 14] = [
     // What goes into the image of the tests' pods.
     ("ldd", "libc-bin"),
     ("busybox", "busybox-static"),
+    ("dash", "dash"),
     ("nc.openbsd", "netcat-openbsd"),
     ("curl", "curl"),
 ];
