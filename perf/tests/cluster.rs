@@ -5,6 +5,7 @@
 //! takes time and memory.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ const E2E: Duration = Duration::from_secs(1500);
 
 #[test]
 fn a_cluster_with_the_reference_plugin_runs_pods_and_is_judged() {
-    let machine_before = machine_settings();
+    let before = traces_on_the_machine();
     let begin = Instant::now();
     let cluster = Cluster::up(&ClusterOptions {
         nodes: 2,
@@ -39,18 +40,31 @@ fn a_cluster_with_the_reference_plugin_runs_pods_and_is_judged() {
     cluster.close().unwrap();
     println!("down in {:.1} s", begin.elapsed().as_secs_f64());
     assert_eq!(teardown::leftovers(&record.lab), []);
-    assert_eq!(machine_settings(), machine_before);
+    assert_eq!(traces_on_the_machine(), before);
 }
 
-/// What the kubelet would change if it could.
-fn machine_settings() -> Vec<String> {
-    [
+/// What the cluster's programs change on a machine unless they are kept from it: settings of the
+/// kernel, and folders at fixed places.
+fn traces_on_the_machine() -> Vec<String> {
+    let settings = [
         "vm/overcommit_memory",
         "kernel/panic",
         "kernel/panic_on_oops",
     ]
-    .map(|file| std::fs::read_to_string(format!("/proc/sys/{file}")).unwrap())
-    .to_vec()
+    .map(|file| std::fs::read_to_string(format!("/proc/sys/{file}")).unwrap());
+    let home = std::env::var("HOME").unwrap_or_default();
+    let folders = [
+        "/etc/cni/net.d",
+        "/opt/cni",
+        "/usr/libexec/kubernetes",
+        "/var/lib/cni",
+        "/var/lib/kubelet",
+        "/var/log/pods",
+        "/run/containerd",
+        &format!("{home}/.kube"),
+    ]
+    .map(|path| format!("{path} {}", Path::new(path).exists()));
+    [settings.as_slice(), &folders].concat()
 }
 
 fn nodes_are_ready(cluster: &ClusterRecord) {

@@ -1,6 +1,6 @@
 //! The CNI of a cluster: the reference plugins, which prove the cluster itself, or Skein.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub fn require(cni: Cni) -> Result<()> {
     match cni {
         Cni::Reference => {
             ensure!(
-                std::path::Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists(),
+                Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists(),
                 "the reference plugin's bridge needs the kernel's br_netfilter for services: \
                  run `modprobe br_netfilter` first"
             );
@@ -135,16 +135,23 @@ fn reference(pod_ranges: &[String]) -> Value {
     })
 }
 
-/// Starts Skein's agent on a node and installs its plugin.
+/// Starts Skein's agent on a node and installs its plugin; `services` says whether the agent
+/// serves them.
 ///
 /// # Errors
 /// With the end of the agent's log if it does not become ready.
-pub fn install_skein(node: &mut Node, kubeconfig: PathBuf, server: &str) -> Result<()> {
+pub fn install_skein(
+    node: &mut Node,
+    kubeconfig: &Path,
+    server: &str,
+    services: bool,
+) -> Result<()> {
     let options = AgentOptions {
         source: Source::Kubernetes {
-            kubeconfig,
+            kubeconfig: kubeconfig.to_owned(),
             api_server: server.trim_start_matches("https://").to_owned(),
         },
+        more: format!("[services]\nenabled = {services}\n"),
         ..AgentOptions::default()
     };
     node.start_agent(&options)

@@ -109,6 +109,10 @@ pub fn start(
 /// kubectl with the administrator's rights, on the node.
 pub fn kubectl(node: &NodeInfo, programs: &Programs, kubeconfig: &Path) -> Cmd {
     node.cmd(programs.path("kubectl"))
+        .env(
+            super::KUBECTL_CACHE_ENV,
+            &super::kubectl_cache(&node.directory),
+        )
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
 }
 

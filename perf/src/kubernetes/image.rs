@@ -106,7 +106,10 @@ fn agnhost_root(programs: &Programs, root: &Path) -> Result<()> {
     let busybox = which("busybox").context("busybox is not installed")?;
     add(root, &busybox, "bin/busybox")?;
     let applets = Cmd::new(&busybox).arg("--list").run()?.stdout;
-    for applet in applets.lines().filter(|a| !["busybox", "nc", "sh"].contains(a)) {
+    for applet in applets
+        .lines()
+        .filter(|a| !["busybox", "nc", "sh"].contains(a))
+    {
         symlink("busybox", root.join("bin").join(applet))?;
     }
     let mut libraries = BTreeSet::new();

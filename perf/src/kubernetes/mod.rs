@@ -180,6 +180,7 @@ impl ClusterRecord {
         command
             .env("PATH", &path)
             .env("KUBECONFIG", &self.admin.display().to_string())
+            .env(KUBECTL_CACHE_ENV, &kubectl_cache(&self.directory))
             .env("CONTAINERD_ADDRESS", node::CONTAINERD)
             .env("CONTAINERD_NAMESPACE", "k8s.io")
     }
@@ -212,6 +213,13 @@ impl ClusterRecord {
         let output = self.kubectl(&["get", "--output=json"])?.args(arguments);
         output.json()
     }
+}
+
+/// Where kubectl keeps what it has asked for; otherwise in the caller's home.
+const KUBECTL_CACHE_ENV: &str = "KUBECACHEDIR";
+
+fn kubectl_cache(directory: &Path) -> String {
+    directory.join("kubectl-cache").display().to_string()
 }
 
 fn path(lab: &str) -> PathBuf {
@@ -354,8 +362,9 @@ impl Cluster {
                 let server = control_plane::server_url(control_plane)?;
                 let user = "skein-agent";
                 let kubeconfig = pki.client(user, user, "system:masters", &server)?;
+                let own_services = !self.record.kube_proxy;
                 for number in 1..=self.lab.nodes().len() {
-                    cni::install_skein(self.lab.node(number), kubeconfig.clone(), &server)?;
+                    cni::install_skein(self.lab.node(number), &kubeconfig, &server, own_services)?;
                 }
                 Ok(())
             }

@@ -231,6 +231,8 @@ fn kubelet_config(node: &NodeInfo, pki: &Pki, role: &Role) -> serde_json::Value 
         "oomScoreAdj": 0,
         // Name resolution is none of this cluster's business.
         "resolvConf": "",
+        // Its default lies outside the node's own folders.
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         // A full disk of the machine's is its own affair, and no image can be fetched again.
         "evictionHard": {"nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,
