@@ -50,6 +50,7 @@ test-matrix: setup ## The whole end-to-end suite in every combination of fall-ba
 test-cluster: setup ## A real Kubernetes out of namespaces and some of its own tests (needs Go 1.26)
 	deploy/cluster/setup.sh
 	cargo build --workspace --bins
+	cargo clippy -p skein-perf --test cluster -- -D warnings
 	programs=$$(deploy/cluster/build.sh) && SKEIN_CLUSTER_PROGRAMS=$$programs \
 	  cargo test -p skein-perf --test cluster -- --nocapture
 

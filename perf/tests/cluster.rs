@@ -125,24 +125,27 @@ fn pods_reach_each_other_and_the_api_server(cluster: &ClusterRecord) {
     assert_eq!(on, BTreeSet::from(["node1".to_owned(), "node2".to_owned()]));
     for from in &pods {
         let name = text(from, "/metadata/name");
-        let curl = |url: &str| {
+        let curl = |url: &str, more: &[&str]| {
             let words = ["exec", &name, "--", "curl", "-sSk", "--max-time", "10", url];
-            cluster.kubectl(&words).unwrap().run().unwrap().stdout
+            let command = cluster.kubectl(&words).unwrap().args(more);
+            command.run().unwrap().stdout
         };
         for to in &pods {
             let address = text(to, "/status/podIP");
-            let answer = curl(&format!("http://{address}:8080/hostname"));
+            let answer = curl(&format!("http://{address}:8080/hostname"), &[]);
             assert_eq!(answer, text(to, "/metadata/name"), "{name} to {address}");
         }
         // No name server: the addresses are those that the kubelet hands to every container.
         let service = cluster.get(&["service", "web"]).unwrap();
         let web = text(&service, "/spec/clusterIP");
-        let answer = curl(&format!("http://{web}/hostname"));
+        // A new service refuses connections until every kube-proxy has heard of its pods.
+        let patience = ["--retry", "20", "--retry-delay", "1", "--retry-all-errors"];
+        let answer = curl(&format!("http://{web}/hostname"), &patience);
         assert!(
             pods.iter().any(|pod| text(pod, "/metadata/name") == answer),
             "{answer}"
         );
-        assert!(curl("https://10.96.0.1/version").contains("gitVersion"));
+        assert!(curl("https://10.96.0.1/version", &[]).contains("gitVersion"));
         let log = cluster.kubectl(&["logs", &name]).unwrap().run().unwrap();
         let log = log.stdout + &log.stderr;
         assert!(log.contains("GET /hostname"), "{log}");
