@@ -12,7 +12,10 @@ endif
 # How long each fuzz target runs, in seconds.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo test lint check fuzz bench clean-lab test-matrix deny
+# The network plugin of `make conformance`: reference or skein.
+export CNI ?= reference
+
+.PHONY: help setup demo test lint check fuzz bench clean-lab test-matrix deny test-cluster conformance
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -38,6 +41,19 @@ fuzz: ## The fuzz targets, FUZZ_SECONDS each, on the stable toolchain
 
 test-matrix: setup ## The whole end-to-end suite in every combination of fall-backs (hours)
 	SKEIN_MATRIX=all cargo test --workspace
+
+test-cluster: setup ## A real Kubernetes out of namespaces and some of its own tests (needs Go 1.26)
+	deploy/cluster/setup.sh
+	cargo build --workspace --bins
+	cargo clippy -p skein-perf --test cluster -- -D warnings
+	programs=$$(deploy/cluster/build.sh) && SKEIN_CLUSTER_PROGRAMS=$$programs \
+	  cargo test --workspace --test cluster -- --nocapture
+
+conformance: setup ## All of Kubernetes' network conformance tests; docs/conformance.md (needs Go 1.26)
+	deploy/cluster/setup.sh
+	cargo build --release --workspace --bins
+	programs=$$(deploy/cluster/build.sh) && SKEIN_CLUSTER_PROGRAMS=$$programs SUDO="$(SUDO)" \
+	  deploy/cluster/conformance.sh
 
 bench: setup ## cargo bench, then the lab's benchmarks beside the kernel's own (perf/results)
 	cargo build --release --workspace --bins

@@ -34,6 +34,21 @@ pub enum Poll {
     Interrupt,
 }
 
+/// Where the agent learns of pods, services and policies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// The lab's folder of manifests.
+    #[default]
+    Directory,
+    /// A real API server.
+    Kubernetes {
+        /// Its address and the agent's credentials.
+        kubeconfig: PathBuf,
+        /// Its `host:port`, which must be reachable without the agent's own services.
+        api_server: String,
+    },
+}
+
 /// What the lab sets in the agent's configuration; all else stays at its default.
 #[derive(Clone, Debug)]
 pub struct AgentOptions {
@@ -51,6 +66,8 @@ pub struct AgentOptions {
     pub pods_xdp_mode: String,
     /// `info`, `debug` and so on.
     pub log_level: String,
+    /// Where the cluster's state comes from.
+    pub source: Source,
     /// Further lines of TOML, whole tables that the lab does not set itself.
     pub more: String,
 }
@@ -65,6 +82,7 @@ impl Default for AgentOptions {
             uplink_io: "xsk".into(),
             pods_xdp_mode: "generic".into(),
             log_level: "info".into(),
+            source: Source::Directory,
             more: String::new(),
         }
     }
@@ -82,7 +100,7 @@ impl AgentOptions {
         format!(
             "[node]\nname = {name:?}\n\n\
              [uplink]\ninterfaces = [{uplink:?}]\nxdp_mode = {uplink_mode:?}\nio = {io:?}\n\n\
-             [cluster]\nsource = \"directory\"\ndirectory = {cluster:?}\n\n\
+             [cluster]\n{cluster}\n\
              [pods]\nxdp_mode = {pods_mode:?}\n\n\
              [workers]\ncpus = {cpus:?}\npoll = {poll:?}\n\n\
              [api]\nmetrics = {METRICS:?}\n\n\
@@ -92,13 +110,32 @@ impl AgentOptions {
             uplink = wire::UPLINK,
             uplink_mode = self.uplink_xdp_mode,
             io = self.uplink_io,
-            cluster = node.cluster_directory(),
+            cluster = self.source.to_toml(node),
             pods_mode = self.pods_xdp_mode,
             cpus = self.cpus,
             level = self.log_level,
             disable = self.disable,
             more = self.more,
         )
+    }
+}
+
+impl Source {
+    /// The lines of the section `[cluster]`.
+    fn to_toml(&self, node: &NodeInfo) -> String {
+        match self {
+            Self::Directory => format!(
+                "source = \"directory\"\ndirectory = {:?}\n",
+                node.cluster_directory()
+            ),
+            Self::Kubernetes {
+                kubeconfig,
+                api_server,
+            } => format!(
+                "source = \"kubernetes\"\nkubeconfig = {kubeconfig:?}\n\
+                 api_servers = [{api_server:?}]\n"
+            ),
+        }
     }
 }
 

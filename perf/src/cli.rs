@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use skein_perf::bench::{BenchOptions, WireKind};
 use skein_perf::check::Placement;
+use skein_perf::kubernetes::cli::ClusterArgs;
 use skein_perf::probe::Probe;
 use skein_perf::{AgentOptions, Poll, Underlay};
 
@@ -63,6 +64,8 @@ pub enum Command {
         #[command(flatten)]
         agent: AgentArgs,
     },
+    /// A real Kubernetes cluster out of the lab's nodes.
+    Cluster(ClusterArgs),
     /// Remove a lab once standard input ends: what each lab starts beside itself.
     #[command(hide = true)]
     Reap {
@@ -142,7 +145,7 @@ impl AgentArgs {
             uplink_io: self.uplink_io.clone(),
             pods_xdp_mode: self.pods_xdp_mode.clone(),
             log_level: self.log_level.clone(),
-            more: String::new(),
+            ..AgentOptions::default()
         }
     }
 }

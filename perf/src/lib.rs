@@ -18,6 +18,7 @@
 //! - [`probe`]: small traffic programs of our own, so that no other tool's habits matter;
 //! - [`check`]: probes with typed results: ping, transfers, echoes, latencies;
 //! - [`teardown`]: removal by name alone, what is left over, labs whose owner died;
+//! - [`kubernetes`]: the same nodes under a real API server, kubelet and runtime;
 //! - [`demo`], [`bench`], [`report`]: what `skein-lab demo` and `skein-lab bench` do.
 //!
 //! Deliberately absent: any packet processing, and any change to the machine's own interfaces,
@@ -30,6 +31,7 @@ pub mod check;
 pub mod cluster;
 pub mod cmd;
 pub mod demo;
+pub mod kubernetes;
 pub mod lab;
 pub mod node;
 pub mod pod;

@@ -10,7 +10,9 @@ use clap::Parser;
 use skein_perf::cmd::Cmd;
 use skein_perf::node::NodeInfo;
 use skein_perf::pod::PodInfo;
-use skein_perf::{Lab, LabOptions, bench, bins, demo, lab, probe, report, state, teardown};
+use skein_perf::{
+    Lab, LabOptions, bench, bins, demo, kubernetes, lab, probe, report, state, teardown,
+};
 
 use cli::{Cli, Command, LabArgs, UpArgs};
 
@@ -48,6 +50,7 @@ fn run(command: Command) -> Result<ExitCode> {
             demo::run(&lab, &agent.options())?;
         }
         Command::Bench { bench, agent } => bench::run(&bench.options(), &agent.options())?,
+        Command::Cluster(arguments) => return kubernetes::cli::run(&arguments),
         Command::Reap { lab } => reap(&lab)?,
         Command::Probe { probe } => probe::run(probe)?,
     }

@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::cmd::{Cmd, LAB_ENV};
+use crate::kubernetes::cgroup;
 use crate::state::{self, NETNS, RECORDS};
 
 /// How long processes may take to end after SIGTERM.
@@ -24,7 +25,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Something that carries a lab's name and should not be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
-    /// `namespace`, `link`, `pin`, `mount`, `process` or `file`.
+    /// `namespace`, `link`, `pin`, `mount`, `process`, `cgroup` or `file`.
     pub kind: &'static str,
     /// Its name, path or process id with command line.
     pub what: String,
@@ -44,6 +45,7 @@ pub fn teardown(lab: &str) -> Result<()> {
     let deadline = Instant::now() + GRACE + SETTLE;
     loop {
         end_processes(lab);
+        cgroup::remove(lab);
         let mut faults = Vec::new();
         for name in namespaces(lab) {
             let removal = Cmd::new("ip")
@@ -83,7 +85,7 @@ pub fn teardown(lab: &str) -> Result<()> {
 }
 
 /// Everything that carries the lab's name: namespaces, links in the machine's own namespace,
-/// BPF pins, mounts, processes and files.
+/// BPF pins, mounts, processes, control groups and files.
 pub fn leftovers(lab: &str) -> Vec<Leftover> {
     let mut left = Vec::new();
     let mut add = |kind, what: Vec<String>| {
@@ -94,13 +96,9 @@ pub fn leftovers(lab: &str) -> Vec<Leftover> {
     add("pin", pins(Path::new("/sys/fs/bpf"), lab, 3));
     add("mount", mounts(lab));
     add("process", processes(lab).into_iter().map(show).collect());
-    add(
-        "file",
-        files(lab)
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect(),
-    );
+    let shown = |paths: Vec<PathBuf>| paths.iter().map(|p| p.display().to_string()).collect();
+    add("cgroup", shown(cgroup::of_lab(lab)));
+    add("file", shown(files(lab)));
     left
 }
 
@@ -166,9 +164,18 @@ pub fn send(pid: u32, signal: Signal) {
     }
 }
 
-/// Processes with the lab's mark in their environment. A dead process that waits for its parent
-/// has no environment any more and does not count.
+/// Processes with the lab's mark in their environment, and those in its control groups: what a
+/// container runtime starts has no mark. A dead process that waits for its parent has no
+/// environment any more and does not count.
 pub fn processes(lab: &str) -> Vec<u32> {
+    let mut found = marked(lab);
+    found.extend(cgroup::processes(lab));
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+fn marked(lab: &str) -> Vec<u32> {
     let mark = format!("{LAB_ENV}={lab}");
     file_names(Path::new("/proc"))
         .iter()

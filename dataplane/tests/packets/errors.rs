@@ -15,14 +15,15 @@ use crate::{FAR, FROM, MTU, NEAR};
 /// The frame is dropped for that reason, and its sender is told so.
 fn told(cluster: &mut Cluster, frame: Vec<u8>, reason: DropReason) -> (u8, u8, u32) {
     let errors = cluster.count(1, |stats| stats.icmp_errors.value());
-    cluster.expect_drop(FROM.0, FROM.1, frame.clone(), reason);
+    let packet = frame[naive::IP..].to_vec();
+    cluster.expect_drop(FROM.0, FROM.1, frame, reason);
     let back = cluster.received(FROM.0, FROM.1);
     assert_eq!(back.len(), 1, "one error for {}", reason.name());
     let now = cluster.count(1, |stats| stats.icmp_errors.value());
     assert_eq!(now, errors + 1);
     let (kind, code, word, quote) = naive::icmp_error(&back[0], FROM);
-    assert!(quote.len() >= 28 || quote.len() == frame.len() - naive::IP);
-    assert_eq!(quote, frame[naive::IP..][..quote.len()], "as it was sent");
+    assert!(quote.len() >= 28 || quote.len() == packet.len());
+    assert_eq!(quote, packet[..quote.len()], "as it was sent");
     (kind, code, word)
 }
 

@@ -56,7 +56,7 @@ impl Case {
         let whole = self.frame(64, payload);
         let partial = self.unfinished && self.can_be_unfinished();
         let sent = if partial {
-            frames::unfinish(whole.clone())
+            frames::unfinish(whole)
         } else {
             whole
         };

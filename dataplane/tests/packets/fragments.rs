@@ -15,7 +15,7 @@ use crate::common::{Cluster, naive};
 use crate::{FAR, FROM, MTU, NEAR};
 
 fn bytes(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 >> 3) as u8).collect()
+    (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
 }
 
 #[test]
