@@ -12,7 +12,7 @@ endif
 # How long each fuzz target runs, in seconds.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo test lint unit e2e fuzz bench clean-lab test-matrix deny
+.PHONY: help setup demo test lint check fuzz bench clean-lab test-matrix deny
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -24,25 +24,20 @@ demo: setup ## Brings two nodes up, shows pods talking through the datapath, tea
 	cargo build --release --workspace --bins
 	$(SUDO) target/release/skein-lab demo
 
-test: setup lint unit e2e fuzz ## Everything: lints, unit, property, namespace and end-to-end tests, fuzzing
+test: setup lint check fuzz ## Everything: lints, unit, property, namespace and end-to-end tests, fuzzing
 
 lint: ## Formatting and clippy, warnings denied
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-unit: ## Unit, property, simulation and namespace tests
-	cargo test --workspace --exclude skein-perf
-
-e2e: ## The real agent and plugin on real packets, in a lab of namespaces
-	cargo build --workspace --bins
-	cargo test -p skein-perf
+check: ## Unit, property, simulation, namespace and end-to-end tests
+	cargo test --workspace
 
 fuzz: ## The fuzz targets, FUZZ_SECONDS each, on the stable toolchain
 	SKEIN_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --release --manifest-path dataplane/fuzz/Cargo.toml
 
 test-matrix: setup ## The whole end-to-end suite in every combination of fall-backs (hours)
-	cargo build --workspace --bins
-	SKEIN_MATRIX=all cargo test -p skein-perf
+	SKEIN_MATRIX=all cargo test --workspace
 
 bench: setup ## cargo bench, then the lab's benchmarks beside the kernel's own (perf/results)
 	cargo build --release --workspace --bins

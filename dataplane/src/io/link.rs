@@ -47,7 +47,7 @@ impl Default for FillParameters {
     fn default() -> Self {
         Self {
             min: 16,
-            start: 32,
+            start: 64,
             max: 1024,
             calm: 256,
         }
@@ -129,6 +129,9 @@ impl XskLink {
             assembler: Assembler::new(id),
             counters: XskCounters::default(),
         };
+        if !pool.plentiful() {
+            link.fill.target = fill.min;
+        }
         link.restock(pool);
         link
     }
@@ -176,7 +179,11 @@ impl XskLink {
         if queues.receiving() >= self.fill.target {
             return;
         }
-        let target = if pool.scarce() { self.fill.parameters.min } else { self.fill.target };
+        let target = if pool.scarce() {
+            self.fill.parameters.min
+        } else {
+            self.fill.target
+        };
         while queues.receiving() < target {
             let Some(frame) = pool.take() else {
                 self.counters.pool_empty += 1;

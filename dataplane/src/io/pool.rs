@@ -86,11 +86,18 @@ impl FramePool {
         &self.store
     }
 
-    /// Whether less than half of all frames are in the store: links then lend their devices no
-    /// more than the least.
+    /// Whether three quarters of all frames are in the store: new links then start with more
+    /// than the least.
+    #[must_use]
+    pub fn plentiful(&self) -> bool {
+        4 * self.store.available() >= 3 * self.store.umem.chunks() as usize
+    }
+
+    /// Whether less than an eighth of all frames are in the store: links then lend their
+    /// devices no more than the least.
     #[must_use]
     pub fn scarce(&self) -> bool {
-        self.store.available() < self.store.umem.chunks() as usize / 2
+        8 * self.store.available() < self.store.umem.chunks() as usize
     }
 
     /// A free frame; `None` when the store is empty too.
