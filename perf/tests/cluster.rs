@@ -73,10 +73,12 @@ fn nodes_are_ready(cluster: &ClusterRecord) {
     let nodes = nodes["items"].as_array().unwrap();
     assert_eq!(nodes.len(), 3, "two nodes and the control plane's");
     assert!(nodes.iter().all(cli::is_ready), "{nodes:#?}");
-    let tainted = nodes
-        .iter()
-        .filter(|node| !node["spec"]["taints"].is_null());
-    assert_eq!(tainted.count(), 1, "the control plane's alone is tainted");
+    let key = "node-role.kubernetes.io/control-plane";
+    let tainted = nodes.iter().filter(|node| {
+        let taints = node["spec"]["taints"].as_array().into_iter().flatten();
+        taints.filter(|taint| taint["key"] == key).count() == 1
+    });
+    assert_eq!(tainted.count(), 1, "the control plane's alone");
 }
 
 /// Nothing of the cluster can listen on the machine's own interfaces.
