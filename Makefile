@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 60
 # The network plugin of `make conformance`: reference or skein.
 export CNI ?= reference
 
-.PHONY: help setup demo test lint unit e2e fuzz bench clean-lab test-matrix deny test-cluster conformance
+.PHONY: help setup demo test lint check fuzz bench clean-lab test-matrix deny test-cluster conformance
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -27,32 +27,27 @@ demo: setup ## Brings two nodes up, shows pods talking through the datapath, tea
 	cargo build --release --workspace --bins
 	$(SUDO) target/release/skein-lab demo
 
-test: setup lint unit e2e fuzz ## Everything: lints, unit, property, namespace and end-to-end tests, fuzzing
+test: setup lint check fuzz ## Everything: lints, unit, property, namespace and end-to-end tests, fuzzing
 
 lint: ## Formatting and clippy, warnings denied
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-unit: ## Unit, property, simulation and namespace tests
-	cargo test --workspace --exclude skein-perf
-
-e2e: ## The real agent and plugin on real packets, in a lab of namespaces
-	cargo build --workspace --bins
-	cargo test -p skein-perf
+check: ## Unit, property, simulation, namespace and end-to-end tests
+	cargo test --workspace
 
 fuzz: ## The fuzz targets, FUZZ_SECONDS each, on the stable toolchain
 	SKEIN_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --release --manifest-path dataplane/fuzz/Cargo.toml
 
 test-matrix: setup ## The whole end-to-end suite in every combination of fall-backs (hours)
-	cargo build --workspace --bins
-	SKEIN_MATRIX=all cargo test -p skein-perf
+	SKEIN_MATRIX=all cargo test --workspace
 
 test-cluster: setup ## A real Kubernetes out of namespaces and some of its own tests (needs Go 1.26)
 	deploy/cluster/setup.sh
 	cargo build --workspace --bins
 	cargo clippy -p skein-perf --test cluster -- -D warnings
 	programs=$$(deploy/cluster/build.sh) && SKEIN_CLUSTER_PROGRAMS=$$programs \
-	  cargo test -p skein-perf --test cluster -- --nocapture
+	  cargo test --workspace --test cluster -- --nocapture
 
 conformance: setup ## All of Kubernetes' network conformance tests; docs/conformance.md (needs Go 1.26)
 	deploy/cluster/setup.sh

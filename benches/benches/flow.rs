@@ -39,6 +39,7 @@ fn flow(criterion: &mut Criterion) {
                 egress: LinkId(1),
                 mtu: 1500,
                 decrement_ttl: true,
+                nested: false,
                 delivery: Delivery::Local(EthernetHeader {
                     dst: pod_mac(1, 1),
                     src: gateway_mac(1, 1),

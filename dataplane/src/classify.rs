@@ -11,6 +11,7 @@ use crate::ids::{IdentityId, PeerId};
 use crate::parse::{Headers, L3};
 use crate::snapshot::{Endpoint, Snapshot};
 use crate::verdict::DropReason;
+use crate::wire::ethernet::MacAddr;
 use crate::wire::vxlan::VxlanHeader;
 
 /// Where a packet comes from.
@@ -35,9 +36,7 @@ pub fn pod<'a>(endpoint: &'a Endpoint, headers: &Headers) -> Result<Source<'a>, 
         return Err(DropReason::SpoofedMac);
     }
     if matches!(headers.kind, L3::V4 { .. } | L3::V6 { .. }) {
-        if is_multicast(headers.dst()) {
-            return Err(DropReason::Multicast);
-        }
+        to_one_host(headers)?;
         if !endpoint.addresses.contains(&headers.src()) {
             return Err(DropReason::SpoofedAddress);
         }
@@ -74,14 +73,29 @@ pub fn inner(tables: &Snapshot, inner: &Headers) -> Result<(), DropReason> {
     }
     match inner.kind {
         L3::Arp { .. } => Err(DropReason::ForeignNeighbour),
-        _ if is_multicast(inner.dst()) => Err(DropReason::Multicast),
-        _ => Ok(()),
+        L3::V4 { .. } | L3::V6 { .. } => to_one_host(inner),
     }
 }
 
-fn is_multicast(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast(),
-        IpAddr::V6(v6) => v6.is_multicast(),
+/// Refuses what is for a group of hosts. A frame to all or many of the link's stations is never
+/// forwarded, whatever its IP destination (RFC 1812 section 5.3.4).
+fn to_one_host(headers: &Headers) -> Result<(), DropReason> {
+    let frame = headers.l2.dst;
+    let all = match headers.dst() {
+        IpAddr::V4(v4) => v4.is_broadcast(),
+        IpAddr::V6(_) => false,
+    };
+    if all {
+        Err(DropReason::Broadcast)
+    } else if headers.dst().is_multicast() {
+        Err(DropReason::Multicast)
+    } else if frame.is_multicast() {
+        Err(if frame == MacAddr::BROADCAST {
+            DropReason::Broadcast
+        } else {
+            DropReason::Multicast
+        })
+    } else {
+        Ok(())
     }
 }

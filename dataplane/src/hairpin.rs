@@ -2,22 +2,31 @@
 //!
 //! The gateway (169.254.1.1 and fe80::1) is nowhere but here. ARP (RFC 826) and neighbour
 //! solicitations (RFC 4861) for it are answered with the MAC of the veth's host end; what a pod
-//! asks of other addresses is none of its business, since its link holds nobody else.
+//! asks of other addresses is none of its business, since its link holds nobody else. ICMP echo
+//! requests to the gateway are answered too, in place, whatever their size; it serves nothing
+//! else and reassembles no fragments.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::io::packet::Packet;
 use crate::io::umem::Umem;
-use crate::parse::{Headers, L3};
+use crate::parse::{EthernetHeader, Fragment, Headers, L3};
 use crate::snapshot::Endpoint;
 use crate::verdict::DropReason;
-use crate::wire::{arp, icmpv6, ndp};
+use crate::wire::{arp, checksum, ethernet, icmp, icmpv6, ipv4, ipv6, ndp};
 
 /// The pods' IPv4 gateway.
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
 /// The pods' IPv6 gateway.
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// As [`Headers::dst_bytes`] has them.
+const GATEWAY_V4_BYTES: [u8; 16] = ipv6::v4_mapped(GATEWAY_V4.octets());
+const GATEWAY_V6_BYTES: [u8; 16] = GATEWAY_V6.octets();
+
+/// Hops that an echo reply may go; it goes one.
+const ECHO_TTL: u8 = 64;
 
 /// What became of a packet that may be a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +57,14 @@ pub fn answer(
                 answer_solicitation(packet, umem, headers, endpoint)
             }
             Some((icmpv6::NEIGHBOR_ADVERTISEMENT, _)) => Ok(Answer::Heard),
+            _ if headers.dst_bytes == GATEWAY_V6_BYTES => {
+                answer_echo(packet, umem, headers, endpoint)
+            }
             _ => Ok(Answer::NotForUs),
         },
+        L3::V4 { .. } if headers.dst_bytes == GATEWAY_V4_BYTES => {
+            answer_echo(packet, umem, headers, endpoint)
+        }
         L3::V4 { .. } => Ok(Answer::NotForUs),
     }
 }
@@ -120,6 +135,64 @@ fn answer_solicitation(
         ndp::build_advertisement(&mut reply, &answer).ok_or(DropReason::TruncatedNdp)?;
     }
     replace(packet, umem, &reply)
+}
+
+/// Answers an echo request to the gateway (RFC 792, RFC 4443 section 4.2).
+fn answer_echo(
+    packet: &mut Packet,
+    umem: &Umem,
+    headers: &Headers,
+    endpoint: &Endpoint,
+) -> Result<Answer, DropReason> {
+    // To a link-local address the kernel speaks from its own, which it makes by itself.
+    let own = match headers.src() {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => true,
+        address => endpoint.addresses.contains(&address),
+    };
+    if !own {
+        return Err(DropReason::SpoofedAddress);
+    }
+    let (request, reply) = if headers.is_v4() {
+        (icmp::ECHO_REQUEST, icmp::ECHO_REPLY)
+    } else {
+        (icmpv6::ECHO_REQUEST, icmpv6::ECHO_REPLY)
+    };
+    let (l3, l4) = (
+        usize::from(headers.l3_offset),
+        usize::from(headers.l4_offset),
+    );
+    let extended = headers.is_v6() && l4 != l3 + ipv6::HEADER_LEN;
+    let whole = headers.fragment == Fragment::None;
+    if headers.icmp != Some((request, 0)) || !whole || extended {
+        return Err(DropReason::GatewayRefused);
+    }
+    let head = packet.head_mut(umem);
+    ethernet::EthernetMut::new(head)?.set_addresses(EthernetHeader {
+        dst: endpoint.mac,
+        src: endpoint.gateway_mac,
+    });
+    let [.., a, b, c, d] = headers.src_bytes;
+    if headers.is_v4() {
+        let mut ip = ipv4::Ipv4Mut::new(&mut head[l3..])?;
+        ip.set_src(GATEWAY_V4.octets());
+        ip.set_dst([a, b, c, d]);
+        ip.set_ttl(ECHO_TTL);
+    } else {
+        let mut ip = ipv6::Ipv6Mut::new(&mut head[l3..])?;
+        ip.set_src(GATEWAY_V6_BYTES);
+        ip.set_dst(headers.src_bytes);
+        ip.set_hop_limit(ECHO_TTL);
+    }
+    // The addresses only change places, so that the type is all that the checksum sees.
+    let [kind, code, high, low] = head[l4..]
+        .first_chunk_mut()
+        .ok_or(DropReason::TruncatedL4)?;
+    let old = u16::from_be_bytes([*kind, *code]);
+    let new = u16::from_be_bytes([reply, *code]);
+    let sum = checksum::update(u16::from_be_bytes([*high, *low]), old, new);
+    *kind = reply;
+    [*high, *low] = sum.to_be_bytes();
+    Ok(Answer::Reply)
 }
 
 fn replace(packet: &mut Packet, umem: &Umem, reply: &[u8]) -> Result<Answer, DropReason> {

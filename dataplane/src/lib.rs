@@ -7,9 +7,11 @@
 //! are answered on the spot ([`hairpin`]); [`classify`] finds out who sent it and whether it may
 //! claim so. Its [`flow`] usually has an action already; if not, the [`slow`] path decides from
 //! the tables ([`snapshot`]) and the flow keeps the decision. The action is applied: checksums
-//! completed ([`offload`]), TTL and MACs rewritten ([`rewrite`]), tunnel header pushed
+//! completed ([`offload`], and for tunnels that a pod makes itself [`nested`]), TTL and MACs
+//! rewritten ([`rewrite`]), what is too large cut ([`fragment`]), tunnel header pushed
 //! ([`encap`]). The packet leaves by the link that the action names, or by the worker that owns
-//! that link. What is dropped on the way has a reason ([`verdict`]) and a counter ([`stats`]).
+//! that link. What is dropped on the way has a reason ([`verdict`]) and a counter ([`stats`]),
+//! and its sender is told where that helps ([`icmp_error`]).
 //!
 //! Deliberately absent: clocks, logging and allocation on that way; any knowledge of
 //! Kubernetes; unsafe code outside [`io`].
@@ -22,6 +24,8 @@ pub mod verdict;
 pub mod worker;
 
 pub mod pipeline;
+
+pub mod icmp_error;
 
 pub mod wire;
 
@@ -37,7 +41,11 @@ pub mod slow;
 
 pub mod offload;
 
+pub mod nested;
+
 pub mod rewrite;
+
+pub mod fragment;
 
 pub mod encap;
 

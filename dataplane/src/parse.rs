@@ -13,7 +13,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use crate::wire::ParseError;
 use crate::wire::arp::{self, Arp};
 pub use crate::wire::ethernet::EthernetHeader;
-use crate::wire::ethernet::{self, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, Ethernet};
+use crate::wire::ethernet::{
+    self, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, Ethernet, MacAddr,
+};
 use crate::wire::icmp::{self, Icmp};
 use crate::wire::ipv4::Ipv4;
 use crate::wire::ipv6::{self, Extension, FragmentHeader, Ipv6};
@@ -246,27 +248,7 @@ pub fn parse_at(buffer: &[u8], offset: usize, total_len: usize) -> Result<Header
         l3: offset + ethernet::HEADER_LEN,
         total_len,
     };
-    let mut headers = Headers {
-        l2: l2.addresses(),
-        ether_type: l2.ether_type(),
-        kind: L3::Arp { operation: 0 },
-        l3_offset: narrow(frame.l3),
-        l4_offset: 0,
-        payload_offset: 0,
-        protocol: 0,
-        ttl: 0,
-        dscp_ecn: 0,
-        dont_fragment: false,
-        ip_total_len: 0,
-        src_bytes: [0; 16],
-        dst_bytes: [0; 16],
-        src_port: 0,
-        dst_port: 0,
-        icmp: None,
-        tcp_flags: TcpFlags::default(),
-        fragment: Fragment::None,
-        fragment_id: 0,
-    };
+    let mut headers = frame.headers(l2.addresses(), l2.ether_type());
     match headers.ether_type {
         ETHER_TYPE_IPV4 => parse_ipv4(&frame, payload, &mut headers)?,
         ETHER_TYPE_IPV6 => parse_ipv6(&frame, payload, &mut headers)?,
@@ -285,6 +267,43 @@ pub fn parse_at(buffer: &[u8], offset: usize, total_len: usize) -> Result<Header
     Ok(headers)
 }
 
+/// Parses the IP packet that starts at `offset` of a buffer, without a frame of its own, as the
+/// one inside a GRE or GTP-U packet does; Ethernet addresses are zero. `total_len` is where it
+/// may end at most.
+///
+/// # Errors
+/// The first fault met, from the outside in; [`ParseError::UnknownEtherType`] for a version
+/// that is neither 4 nor 6.
+pub fn parse_ip_at(buffer: &[u8], offset: usize, total_len: usize) -> Result<Headers, ParseError> {
+    let head_len = buffer.len().min(total_len).min(usize::from(u16::MAX));
+    let head = &buffer[..head_len];
+    let bytes = head.get(offset..).ok_or(ParseError::TruncatedIpv4)?;
+    let frame = Frame {
+        head,
+        l3: offset,
+        total_len,
+    };
+    let none = EthernetHeader {
+        dst: MacAddr::ZERO,
+        src: MacAddr::ZERO,
+    };
+    let version = bytes.first().map(|first| first >> 4);
+    let mut headers;
+    match version {
+        Some(4) => {
+            headers = frame.headers(none, ETHER_TYPE_IPV4);
+            parse_ipv4(&frame, bytes, &mut headers)?;
+        }
+        Some(6) => {
+            headers = frame.headers(none, ETHER_TYPE_IPV6);
+            parse_ipv6(&frame, bytes, &mut headers)?;
+        }
+        Some(_) => return Err(ParseError::UnknownEtherType),
+        None => return Err(ParseError::TruncatedIpv4),
+    }
+    Ok(headers)
+}
+
 /// The frame under the parser's hand.
 struct Frame<'a> {
     /// The buffer's contiguous head, at most 65535 bytes.
@@ -293,6 +312,33 @@ struct Frame<'a> {
     l3: usize,
     /// Where the frame ends, over all segments.
     total_len: usize,
+}
+
+impl Frame<'_> {
+    /// Headers that say no more than where they start.
+    fn headers(&self, l2: EthernetHeader, ether_type: u16) -> Headers {
+        Headers {
+            l2,
+            ether_type,
+            kind: L3::Arp { operation: 0 },
+            l3_offset: narrow(self.l3),
+            l4_offset: 0,
+            payload_offset: 0,
+            protocol: 0,
+            ttl: 0,
+            dscp_ecn: 0,
+            dont_fragment: false,
+            ip_total_len: 0,
+            src_bytes: [0; 16],
+            dst_bytes: [0; 16],
+            src_port: 0,
+            dst_port: 0,
+            icmp: None,
+            tcp_flags: TcpFlags::default(),
+            fragment: Fragment::None,
+            fragment_id: 0,
+        }
+    }
 }
 
 /// Offsets inside a head of at most 65535 bytes fit.

@@ -10,6 +10,7 @@ use crate::classify::Source;
 use crate::encap::{Tunnel, TunnelEnds};
 use crate::flow::{Action, Delivery};
 use crate::ids::{IdentityId, LinkId, PeerId, WorkerId};
+use crate::nested;
 use crate::parse::{EthernetHeader, Headers};
 use crate::snapshot::{Endpoint, EpochSlot, EpochStamp, Node, Peer, Snapshot, Tracked};
 use crate::verdict::DropReason;
@@ -28,8 +29,7 @@ pub fn decide(
     let identity = origin(source, headers.src(), tables, &mut depends)?;
     if let Some(endpoint) = tables.local(destination) {
         depends.on(endpoint.epoch());
-        let decrement_ttl = matches!(source, Source::Pod(_));
-        return Ok(to_local(endpoint, decrement_ttl, &depends));
+        return Ok(to_local(endpoint, source, headers, &depends));
     }
     if matches!(source, Source::Overlay { .. }) {
         return Err(DropReason::OverlayTransit);
@@ -41,6 +41,7 @@ pub fn decide(
         egress: uplink_queue(hop.uplink, tables, worker, hash).ok_or(DropReason::LinkClosed)?,
         mtu: hop.mtu.saturating_sub(tunnel.overhead()),
         decrement_ttl: true,
+        nested: nested::may_carry(headers),
         delivery: Delivery::Tunnel(tunnel),
         depends: depends.stamps,
     })
@@ -102,11 +103,19 @@ fn origin(
     }
 }
 
-fn to_local(endpoint: &Endpoint, decrement_ttl: bool, depends: &Depends<'_>) -> Action {
+fn to_local(
+    endpoint: &Endpoint,
+    source: &Source<'_>,
+    headers: &Headers,
+    depends: &Depends<'_>,
+) -> Action {
+    // For what comes from the overlay, the sender's node has done both.
+    let first_hop = matches!(source, Source::Pod(_));
     Action {
         egress: endpoint.link,
         mtu: endpoint.mtu,
-        decrement_ttl,
+        decrement_ttl: first_hop,
+        nested: first_hop && nested::may_carry(headers),
         delivery: Delivery::Local(EthernetHeader {
             dst: endpoint.mac,
             src: endpoint.gateway_mac,

@@ -48,6 +48,12 @@ pub struct WorkerStats {
     pub tx_bytes: Counter,
     /// Packets answered here: ARP, neighbour discovery, echo to the gateway.
     pub answered: Counter,
+    /// ICMP errors sent to pods; each stands beside the drop that it tells of.
+    pub icmp_errors: Counter,
+    /// ICMP errors not sent, since the pod had been sent its share already.
+    pub icmp_errors_limited: Counter,
+    /// Fragments sent in place of packets that were too large for their path.
+    pub fragments: Counter,
     /// Flow-table hits.
     pub flow_hits: Counter,
     /// Flow-table misses: no entry.
@@ -79,6 +85,9 @@ impl WorkerStats {
             tx_packets: Counter::default(),
             tx_bytes: Counter::default(),
             answered: Counter::default(),
+            icmp_errors: Counter::default(),
+            icmp_errors_limited: Counter::default(),
+            fragments: Counter::default(),
             flow_hits: Counter::default(),
             flow_misses: Counter::default(),
             flow_stale: Counter::default(),

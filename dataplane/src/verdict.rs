@@ -85,8 +85,10 @@ drop_reasons! {
     BadNdp = "bad_ndp",
     /// Bytes behind an IP packet of several segments: that is no padding.
     TrailingBytes = "trailing_bytes",
-    /// Multicast or broadcast: the pod network carries neither.
+    /// Multicast: the pod network carries none.
     Multicast = "multicast",
+    /// Broadcast, by its Ethernet or IPv4 address: the pod network carries none.
+    Broadcast = "broadcast",
 
     // What the source may not do.
     /// The source MAC is not the pod's own.
@@ -119,8 +121,16 @@ drop_reasons! {
     NeighbourUnresolved = "neighbour_unresolved",
     /// The TTL or hop limit ran out.
     TtlExceeded = "ttl_exceeded",
-    /// Too large for the path.
+    /// Too large for the path, and not to be fragmented.
     TooBig = "too_big",
+    /// From the overlay, too large for the pod, and not to be fragmented.
+    TooBigForPod = "too_big_for_pod",
+    /// No free frame for the fragments of a packet that is too large for the path.
+    NoFrameForFragment = "no_frame_for_fragment",
+    /// Too large for the path by so much that it would be cut into more fragments than allowed.
+    TooManyFragments = "too_many_fragments",
+    /// To the gateway itself, which answers whole echo requests and nothing else.
+    GatewayRefused = "gateway_refused",
     /// No room in front of the packet for the encapsulation.
     NoHeadroom = "no_headroom",
     /// A checksum that was to be completed lies outside the packet.

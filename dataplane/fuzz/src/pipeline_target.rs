@@ -5,6 +5,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use skein_dataplane::fixtures::{UPLINK, endpoint, node, peer, remote};
+use skein_dataplane::hairpin::{GATEWAY_V4, GATEWAY_V6};
+use skein_dataplane::icmp_error::INTERVAL;
 use skein_dataplane::ids::{LinkId, WorkerId};
 use skein_dataplane::io::packet::Packet;
 use skein_dataplane::io::pool::{FramePool, FrameStore};
@@ -23,6 +25,29 @@ struct Node {
     pool: FramePool,
     pipeline: Pipeline,
     stats: Box<WorkerStats>,
+    now: Instant,
+}
+
+/// What a worker has counted of the ways in which a packet ends.
+#[derive(Clone, Copy)]
+struct Counts {
+    dropped: u64,
+    answered: u64,
+    errors: u64,
+    fragments: u64,
+}
+
+impl std::ops::Sub for Counts {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            dropped: self.dropped - earlier.dropped,
+            answered: self.answered - earlier.answered,
+            errors: self.errors - earlier.errors,
+            fragments: self.fragments - earlier.fragments,
+        }
+    }
 }
 
 thread_local! {
@@ -60,27 +85,35 @@ impl Node {
             store,
             pipeline: Pipeline::new(WorkerId(0), 64),
             stats: Box::new(WorkerStats::new().into_inner()),
+            now: Instant::default(),
         }
     }
 
-    fn ends(&self) -> u64 {
+    fn counts(&self) -> Counts {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| self.stats.drops(reason).value());
-        drops.sum::<u64>()
+        Counts {
+            dropped: drops.sum(),
+            answered: self.stats.answered.value(),
+            errors: self.stats.icmp_errors.value(),
+            fragments: self.stats.fragments.value(),
+        }
     }
 
     fn check(&mut self, frame: &[u8], ingress: LinkId) {
         let Some(packet) = Packet::from_bytes(&mut self.pool, ingress, frame) else {
             return;
         };
-        let (drops, answered) = (self.ends(), self.stats.answered.value());
+        let before = self.counts();
+        // Time enough for the next error.
+        self.now = self.now + INTERVAL;
         let mut forwarded = Vec::new();
         let context = Context {
             tables: &self.tables,
             umem: self.store.umem(),
             stats: &self.stats,
-            now: Instant::default(),
+            now: self.now,
         };
         self.pipeline.process(
             &mut vec![packet],
@@ -92,16 +125,44 @@ impl Node {
                 pool.give_packet(packet);
             },
         );
-        let dropped = self.ends() - drops;
-        let answered = self.stats.answered.value() - answered;
-        // A reply counts as answered and as forwarded, an announcement as answered alone.
-        let ends = dropped + (forwarded.len() as u64).max(answered);
-        assert_eq!(ends, 1, "a packet ends in exactly one way");
-        for (link, bytes) in forwarded {
-            check_forwarded(link, &bytes);
+        check_ends(self.counts() - before, &forwarded, ingress);
+        for (link, bytes) in &forwarded {
+            check_forwarded(*link, bytes);
         }
         let frames = self.pool.held() + self.store.available();
         assert_eq!(frames, CHUNKS as usize, "frames balance");
+    }
+}
+
+/// A packet ends in exactly one way: it is dropped, with an error to its sender or without; it
+/// is answered, or heard; it is forwarded, or its fragments are.
+fn check_ends(counts: Counts, forwarded: &[(LinkId, Vec<u8>)], ingress: LinkId) {
+    let Counts {
+        dropped,
+        answered,
+        errors,
+        fragments,
+    } = counts;
+    let ways = (dropped, answered, errors, fragments, forwarded.len());
+    match ways {
+        (1, 0, 0, 0, 0) | (0, 1, 0, 0, 0) | (0, 0, 0, 0, 1) => {}
+        (0, 1, 0, 0, 1) => assert_eq!(forwarded[0].0, ingress, "an answer went elsewhere"),
+        (1, 0, 1, 0, 1) => {
+            let (link, bytes) = &forwarded[0];
+            assert_eq!(*link, ingress, "an error went elsewhere");
+            assert_ne!(ingress, UPLINK, "an error went to the wire");
+            let error = parse(bytes, bytes.len()).expect("an error is well formed");
+            assert!(error.is_icmp_error());
+        }
+        (0, 0, 0, 2.., count) => {
+            assert_eq!(fragments, count as u64, "each fragment is counted");
+            assert!(forwarded.iter().all(|(link, _)| *link == forwarded[0].0));
+        }
+        _ => panic!(
+            "a packet ends in exactly one way: dropped {dropped}, answered {answered}, told \
+             {errors}, cut {fragments}, forwarded {}",
+            forwarded.len()
+        ),
     }
 }
 
@@ -113,8 +174,18 @@ fn check_forwarded(link: LinkId, bytes: &[u8]) {
         let inner = &bytes[usize::from(tunnel.inner_offset)..];
         let inner = parse(inner, inner.len()).expect("its inner frame is well formed");
         assert!(inner.ttl >= 1, "an expired packet left");
+        assert!(
+            inner.ip_total_len <= 1450,
+            "a packet left that the path cannot take"
+        );
     } else {
         let pod = endpoint(1, link.0 as u8);
         assert_eq!(outer.l2.dst, pod.mac, "addressed to the pod of its link");
+        // An echo reply of the gateway is as long as what was asked.
+        let own = outer.src() == GATEWAY_V4 || outer.src() == GATEWAY_V6;
+        assert!(
+            own || outer.ip_total_len <= pod.mtu,
+            "more than the pod takes"
+        );
     }
 }

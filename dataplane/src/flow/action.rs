@@ -25,6 +25,8 @@ pub struct Action {
     /// Whether this node counts as the hop between the pods. One of the two does: the
     /// sender's, so that a packet that expires never crosses the wire.
     pub decrement_ttl: bool,
+    /// Whether the flow may be a tunnel of the pod's own, whose inner checksums are looked at.
+    pub nested: bool,
     /// How it leaves.
     pub delivery: Delivery,
     /// What the decision depends on; unused places hold the node's stamp once more.

@@ -185,6 +185,7 @@ mod tests {
             egress: LinkId(egress),
             mtu: 1500,
             decrement_ttl: true,
+            nested: false,
             delivery: super::super::Delivery::Local(EthernetHeader {
                 dst: fixtures::pod_mac(1, 1),
                 src: fixtures::gateway_mac(1, 1),

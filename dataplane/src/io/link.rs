@@ -46,7 +46,7 @@ pub struct FillParameters {
 impl Default for FillParameters {
     fn default() -> Self {
         Self {
-            min: 32,
+            min: 16,
             start: 64,
             max: 1024,
             calm: 256,
@@ -129,6 +129,9 @@ impl XskLink {
             assembler: Assembler::new(id),
             counters: XskCounters::default(),
         };
+        if !pool.plentiful() {
+            link.fill.target = fill.min;
+        }
         link.restock(pool);
         link
     }
@@ -169,13 +172,19 @@ impl XskLink {
         self.xsk.queues.release_completion();
     }
 
-    /// Lends frames up to the target.
+    /// Lends frames up to the target, or up to the least while frames are scarce: busy links
+    /// must not take what the others need to receive at all.
     fn restock(&mut self, pool: &mut FramePool) {
         let queues = &mut self.xsk.queues;
         if queues.receiving() >= self.fill.target {
             return;
         }
-        while queues.receiving() < self.fill.target {
+        let target = if pool.scarce() {
+            self.fill.parameters.min
+        } else {
+            self.fill.target
+        };
+        while queues.receiving() < target {
             let Some(frame) = pool.take() else {
                 self.counters.pool_empty += 1;
                 break;

@@ -86,6 +86,20 @@ impl FramePool {
         &self.store
     }
 
+    /// Whether three quarters of all frames are in the store: new links then start with more
+    /// than the least.
+    #[must_use]
+    pub fn plentiful(&self) -> bool {
+        4 * self.store.available() >= 3 * self.store.umem.chunks() as usize
+    }
+
+    /// Whether less than an eighth of all frames are in the store: links then lend their
+    /// devices no more than the least.
+    #[must_use]
+    pub fn scarce(&self) -> bool {
+        8 * self.store.available() < self.store.umem.chunks() as usize
+    }
+
     /// A free frame; `None` when the store is empty too.
     pub fn take(&mut self) -> Option<Frame> {
         if self.local.is_empty() {

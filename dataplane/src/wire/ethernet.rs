@@ -39,6 +39,8 @@ pub const ETHER_TYPE_IPV4: u16 = 0x0800;
 pub const ETHER_TYPE_ARP: u16 = 0x0806;
 /// EtherType of IPv6.
 pub const ETHER_TYPE_IPV6: u16 = 0x86dd;
+/// EtherType of an Ethernet frame inside a tunnel (transparent Ethernet bridging).
+pub const ETHER_TYPE_BRIDGED: u16 = 0x6558;
 
 /// A 48-bit Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]

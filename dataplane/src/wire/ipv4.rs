@@ -45,8 +45,11 @@ pub const SRC_OFFSET: usize = 12;
 /// Offset of the destination address.
 pub const DST_OFFSET: usize = 16;
 
+/// The flag that has no meaning.
+pub const RESERVED_FLAG: u16 = 0x8000;
 const DONT_FRAGMENT: u16 = 0x4000;
-const MORE_FRAGMENTS: u16 = 0x2000;
+/// The flag of every fragment but the last.
+pub const MORE_FRAGMENTS: u16 = 0x2000;
 const OFFSET_MASK: u16 = 0x1fff;
 /// Mask of the ECN field in the TOS byte (and the IPv6 traffic class).
 pub const ECN_MASK: u8 = 0x03;
@@ -213,6 +216,14 @@ impl<'a> Ipv4Mut<'a> {
             u16::from_be_bytes([left, self.0[PROTOCOL_OFFSET]]),
         );
         Some(left)
+    }
+
+    /// Sets the time to live.
+    pub fn set_ttl(&mut self, ttl: u8) {
+        self.set_word(
+            TTL_OFFSET,
+            u16::from_be_bytes([ttl, self.0[PROTOCOL_OFFSET]]),
+        );
     }
 
     /// Sets the two ECN bits; higher bits of `ecn` are ignored.
@@ -392,7 +403,8 @@ mod tests {
             prop_assert_eq!(theirs.dont_fragment, dont_fragment);
             prop_assert_eq!((theirs.source, theirs.destination), (src, dst));
 
-            let steps: [&dyn Fn(&mut Ipv4Mut<'_>); 7] = [
+            let steps: [&dyn Fn(&mut Ipv4Mut<'_>); 8] = [
+                &|ip| ip.set_ttl(ttl),
                 &|ip| assert_eq!(ip.decrement_ttl(), Some(ttl - 1)),
                 &|ip| ip.set_tos(new_tos),
                 &|ip| ip.set_ecn(ecn),

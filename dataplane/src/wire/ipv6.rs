@@ -137,6 +137,11 @@ impl<'a> Ipv6Mut<'a> {
         Some(left)
     }
 
+    /// Sets the hop limit.
+    pub const fn set_hop_limit(&mut self, hop_limit: u8) {
+        self.0[HOP_LIMIT_OFFSET] = hop_limit;
+    }
+
     /// Sets the two ECN bits; higher bits of `ecn` are ignored.
     pub const fn set_ecn(&mut self, ecn: u8) {
         self.0[1] = (self.0[1] & !(ECN_MASK << 4)) | ((ecn & ECN_MASK) << 4);

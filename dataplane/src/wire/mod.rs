@@ -11,6 +11,9 @@ pub mod arp;
 pub mod checksum;
 pub mod error;
 pub mod ethernet;
+pub mod geneve;
+pub mod gre;
+pub mod gtpu;
 pub mod icmp;
 pub mod icmpv6;
 pub mod ipv4;
@@ -30,14 +33,20 @@ pub mod protocol {
     pub const HOP_BY_HOP: u8 = 0;
     /// ICMP for IPv4.
     pub const ICMP: u8 = 1;
+    /// IPv4 inside IP (RFC 2003).
+    pub const IPV4: u8 = 4;
     /// TCP.
     pub const TCP: u8 = 6;
     /// UDP.
     pub const UDP: u8 = 17;
+    /// IPv6 inside IP (RFC 4213, RFC 2473).
+    pub const IPV6: u8 = 41;
     /// IPv6 routing header.
     pub const ROUTING: u8 = 43;
     /// IPv6 fragment header.
     pub const FRAGMENT: u8 = 44;
+    /// Generic Routing Encapsulation.
+    pub const GRE: u8 = 47;
     /// Encapsulating Security Payload.
     pub const ESP: u8 = 50;
     /// Authentication Header.
@@ -50,6 +59,27 @@ pub mod protocol {
     pub const DESTINATION_OPTIONS: u8 = 60;
     /// SCTP.
     pub const SCTP: u8 = 132;
+}
+
+/// What a tunnel's header is followed by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Payload {
+    /// An Ethernet frame.
+    Ethernet,
+    /// An IPv4 or IPv6 packet.
+    Ip,
+}
+
+impl Payload {
+    /// By the EtherType that Geneve and GRE name it with; `None` if neither.
+    #[must_use]
+    pub const fn of_ether_type(ether_type: u16) -> Option<Self> {
+        match ether_type {
+            ethernet::ETHER_TYPE_BRIDGED => Some(Self::Ethernet),
+            ethernet::ETHER_TYPE_IPV4 | ethernet::ETHER_TYPE_IPV6 => Some(Self::Ip),
+            _ => None,
+        }
+    }
 }
 
 /// Reads the big-endian `u16` at `at`. Callers pass constants within `N`.

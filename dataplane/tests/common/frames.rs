@@ -199,7 +199,7 @@ pub fn assert_udp_checksum_v6(frame: &[u8]) {
 }
 
 /// The ones-complement sum, written as naively as it goes.
-fn sum(bytes: &[u8]) -> u16 {
+pub fn sum(bytes: &[u8]) -> u16 {
     let mut total = 0u32;
     for pair in bytes.chunks(2) {
         total += u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |&low| u32::from(low));

@@ -5,11 +5,13 @@
 #![allow(dead_code)]
 
 pub mod frames;
+pub mod naive;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
+use frames::Pod;
 use skein_dataplane::fixtures::{UPLINK, endpoint, identity, node, peer, pod_v4, pod_v6, underlay};
 use skein_dataplane::ids::{EndpointId, LinkId, PeerId, WorkerId};
 use skein_dataplane::io::LinkCaps;
@@ -97,6 +99,19 @@ impl Cluster {
             }
         }
         panic!("packets went round and round");
+    }
+
+    /// Lets time pass.
+    pub fn advance(&mut self, time: Duration) {
+        self.now = self.now + time;
+    }
+
+    /// Sends a frame and returns what became of it: what the target received, and what the
+    /// sender got back.
+    pub fn exchange(&mut self, from: Pod, to: Pod, frame: Vec<u8>) -> (Vec<Sent>, Vec<Vec<u8>>) {
+        self.send(from.0, from.1, frame);
+        self.run();
+        (self.sent(to.0, to.1), self.received(from.0, from.1))
     }
 
     /// What a pod received since it was last asked.

@@ -1,0 +1,259 @@
+//! What the plugin asks for.
+
+use std::time::Instant;
+
+use skein_cni::agent::{AgentError, Attachment, Reply, Request};
+use skein_dataplane::ids::Generation;
+use tokio::sync::oneshot;
+
+use super::{ATTACH_WITHIN, Agent, Command, Waiter};
+use crate::endpoint::{Wanted, agent_error, code, reservation, unknown};
+
+/// Outer headers before the inner IP packet, in bytes: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
+const OVERHEAD_IPV4: u32 = 50;
+const OVERHEAD_IPV6: u32 = 70;
+
+impl Agent {
+    pub(super) fn command(&mut self, command: Command) {
+        match command {
+            Command::Abandon(attachment, done) => {
+                self.pending.remove(&attachment);
+                if let Err(error) = self.remove(&attachment) {
+                    tracing::warn!(container = attachment.container_id, %error,
+                        "an ADD that ended halfway is not undone");
+                }
+                // Whoever waited for this is gone with its connection.
+                let _ = done.send(());
+            }
+            Command::Call(
+                Request::Attach {
+                    attachment,
+                    ifindex,
+                },
+                reply,
+            ) => {
+                self.attach(attachment, ifindex, reply);
+            }
+            Command::Call(request, reply) => {
+                let answer = self.call(request).unwrap_or_else(Reply::Error);
+                let _ = reply.send(answer);
+            }
+        }
+    }
+
+    fn call(&mut self, request: Request) -> Result<Reply, AgentError> {
+        match request {
+            Request::Add {
+                attachment,
+                netns,
+                pod,
+                ips,
+                mac,
+                mtu,
+            } => self.add(Wanted {
+                attachment,
+                netns,
+                pod,
+                ips,
+                mac,
+                mtu,
+            }),
+            Request::Del { attachment } => {
+                self.pending.remove(&attachment);
+                self.remove(&attachment)?;
+                Ok(Reply::Done)
+            }
+            Request::Check { attachment } => self.check(&attachment),
+            Request::Gc { valid } => {
+                let stale: Vec<_> = (self.endpoints.iter())
+                    .map(|endpoint| endpoint.attachment.clone())
+                    .filter(|held| !valid.contains(held) && !self.pending.contains(held))
+                    .collect();
+                let mut result = Ok(Reply::Done);
+                for attachment in stale {
+                    if let Err(error) = self.remove(&attachment) {
+                        result = Err(error);
+                    }
+                }
+                result
+            }
+            Request::Status => match self.not_ready() {
+                reasons if reasons.is_empty() => Ok(Reply::Done),
+                reasons => Err(agent_error(
+                    code::NOT_READY,
+                    "no pod can be added now",
+                    reasons.join("; "),
+                )),
+            },
+            Request::View { name } => self.view(&name),
+            Request::Attach { .. } => Err(agent_error(code::REFUSED, "not here", "")),
+        }
+    }
+
+    fn add(&mut self, wanted: Wanted) -> Result<Reply, AgentError> {
+        let attachment = wanted.attachment.clone();
+        if self.pending.contains(&attachment) {
+            let details = "another ADD of the same interface is under way";
+            return Err(agent_error(code::TRY_AGAIN, "ADD refused", details));
+        }
+        let reasons = self.not_ready();
+        if !reasons.is_empty() {
+            let details = reasons.join("; ");
+            return Err(agent_error(
+                code::TRY_AGAIN,
+                "the agent is not ready",
+                details,
+            ));
+        }
+        // The same ADD again: the runtime makes the interface anew, under the same names and
+        // addresses.
+        if self.datapath.pods().contains_key(&attachment) {
+            self.close(&attachment);
+        }
+        let route_mtu = self.route_mtu().ok_or_else(|| {
+            agent_error(
+                code::TRY_AGAIN,
+                "the path's MTU is not known",
+                "no uplink is there",
+            )
+        })?;
+        let endpoint = self.endpoints.reserve(wanted, route_mtu)?;
+        let reply = Reply::Reserved(reservation(endpoint));
+        tracing::info!(container = attachment.container_id, ips = ?endpoint.ips,
+            device = endpoint.host_ifname, "addresses reserved");
+        self.pending.insert(attachment);
+        Ok(reply)
+    }
+
+    /// MTU of pods' routes, in bytes.
+    pub(super) fn route_mtu(&self) -> Option<u32> {
+        let devices = self.underlay.uplinks().iter().flatten();
+        let mut outer = devices.map(|uplink| uplink.device.mtu).min()?;
+        if self.config.overlay.mtu > 0 {
+            outer = outer.min(self.config.overlay.mtu);
+        }
+        let ipv4 = self.overlay().is_some_and(|overlay| overlay.ipv4.is_some());
+        let path = outer.saturating_sub(if ipv4 { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 });
+        Some(match self.config.pods.mtu {
+            0 => path,
+            configured => configured.min(path),
+        })
+    }
+
+    /// The second half: opens the link, publishes, and leaves the answer to
+    /// [`Agent::answer_waiting`].
+    fn attach(&mut self, attachment: Attachment, ifindex: u32, reply: oneshot::Sender<Reply>) {
+        let opened = self
+            .endpoints
+            .attach(&attachment, ifindex)
+            .cloned()
+            .and_then(|endpoint| {
+                self.datapath.open_pod(&endpoint).map_err(|details| {
+                    let msg = format!("device {} cannot be opened", endpoint.host_ifname);
+                    agent_error(code::DATAPATH, msg, details)
+                })?;
+                Ok(endpoint)
+            });
+        match opened {
+            Ok(endpoint) => {
+                self.state.set_endpoint(endpoint);
+                self.waiting.push(Waiter {
+                    attachment,
+                    deadline: Instant::now() + ATTACH_WITHIN,
+                    reply,
+                });
+                // Somebody waits for exactly this: no debounce.
+                self.publish();
+            }
+            Err(error) => {
+                tracing::warn!(container = attachment.container_id, %error, "ADD failed");
+                let _ = reply.send(Reply::Error(error));
+            }
+        }
+    }
+
+    /// Whether a waiting ADD can be answered.
+    pub(super) fn verdict(
+        &self,
+        waiter: &Waiter,
+        acknowledged: Generation,
+        now: Instant,
+    ) -> Option<Reply> {
+        let attachment = &waiter.attachment;
+        let Some(pod) = self.datapath.pods().get(attachment) else {
+            return Some(Reply::Error(unknown(attachment)));
+        };
+        if pod.stats.refused.value() > 0 {
+            let errno = i32::try_from(pod.stats.errno.value()).unwrap_or(0);
+            let details = std::io::Error::from_raw_os_error(errno).to_string();
+            return Some(Reply::Error(agent_error(
+                code::DATAPATH,
+                "the worker cannot take the link",
+                details,
+            )));
+        }
+        let complete = self.complete.get(attachment);
+        if complete.is_some_and(|&generation| generation <= acknowledged) {
+            let container = &attachment.container_id;
+            tracing::info!(container, "every worker forwards for it");
+            return Some(Reply::Attached);
+        }
+        (now >= waiter.deadline).then(|| {
+            let details = match (complete, &pod.endpoint.pod) {
+                (None, Some(pod)) => format!(
+                    "pod {}/{} (uid {}) is not known yet, or has no identity",
+                    pod.namespace, pod.name, pod.uid
+                ),
+                _ => "not every worker has taken the new tables".to_owned(),
+            };
+            tracing::warn!(
+                container = attachment.container_id,
+                details,
+                "ADD timed out"
+            );
+            Reply::Error(agent_error(
+                code::TRY_AGAIN,
+                "the pod is not connected yet",
+                details,
+            ))
+        })
+    }
+
+    fn check(&self, attachment: &Attachment) -> Result<Reply, AgentError> {
+        let endpoint = self
+            .endpoints
+            .find(attachment)
+            .ok_or_else(|| unknown(attachment))?;
+        if !self.datapath.pods().contains_key(attachment) {
+            let msg = format!("device {} is not connected", endpoint.host_ifname);
+            let reason = self.faults.endpoints.get(attachment).cloned();
+            return Err(agent_error(code::DATAPATH, msg, reason.unwrap_or_default()));
+        }
+        Ok(Reply::Reserved(reservation(endpoint)))
+    }
+
+    /// Closes an endpoint's link and device; its addresses stay its own.
+    fn close(&mut self, attachment: &Attachment) {
+        if let Err(error) = self.datapath.close_pod(attachment) {
+            tracing::warn!(container = attachment.container_id, error, "closing a link");
+        }
+        self.state.remove_endpoint(attachment);
+        self.complete.remove(attachment);
+        self.faults.endpoints.remove(attachment);
+        // Its number is not another's before the tables are without it.
+        self.publish();
+    }
+
+    /// Removes an endpoint and all that is its own; one that is not there is no fault.
+    pub(super) fn remove(&mut self, attachment: &Attachment) -> Result<(), AgentError> {
+        if self.datapath.pods().contains_key(attachment) {
+            self.close(attachment);
+        }
+        self.state.remove_endpoint(attachment);
+        self.faults.endpoints.remove(attachment);
+        if let Some(endpoint) = self.endpoints.release(attachment)? {
+            tracing::info!(container = attachment.container_id, ips = ?endpoint.ips, "removed");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,448 @@
+//! The control loop: one task owns all state; everything reaches it as a message.
+//!
+//! ```text
+//! manifests ─▶ Event ──┐                          ┌─▶ tables ─▶ workers
+//! kernel ────▶ Notice ─┼─▶ state ─▶ compile ──────┤
+//! socket ────▶ Command ┘      ▲                   └─▶ replies, once workers have the tables
+//!                             └── a tick: what is due
+//! ```
+//!
+//! A round takes one message, then does what is due: asks the kernel anew, publishes (a burst
+//! of changes together), answers ADDs whose tables every worker has. Nothing in a round waits
+//! for a worker, except closing a link, which has a limit.
+
+mod cni;
+mod kernel;
+mod report;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use skein_cni::agent::{Attachment, Reply, Request};
+use skein_dataplane::ids::{Generation, PeerId};
+use skein_dataplane::io::program::Overlay;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cni_server::Backend;
+use crate::compile::{Compiled, Inputs, UplinkLink, compile};
+use crate::config::Config;
+use crate::endpoint::Endpoints;
+use crate::neighbour::Underlay;
+use crate::netlink::{Netlink, Notice};
+use crate::observe::Shared;
+use crate::pods::PodIdentities;
+use crate::state::{Change, ClusterState, Node, ObjectKey};
+use crate::watch::{DocumentFault, Event};
+use crate::workers::Datapath;
+
+/// Changes are published together once it has been quiet for this long…
+const PUBLISH_QUIET: Duration = Duration::from_millis(5);
+
+/// …or the first is this old.
+const PUBLISH_WITHIN: Duration = Duration::from_millis(100);
+
+/// How often acknowledgements are looked at while somebody waits for them.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The kernel is asked about routes at most once in this time, and at most a tenth of the time.
+const ASK_EVERY: Duration = Duration::from_millis(10);
+
+/// How often what failed is tried again, and neighbours that are not resolved are asked about.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Without a word from the source for this long, tables are published without it.
+const SYNC_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long the second half of an ADD may take.
+const ATTACH_WITHIN: Duration = Duration::from_secs(10);
+
+/// What reaches the loop from the socket.
+#[derive(Debug)]
+pub enum Command {
+    /// A request, and where its answer goes.
+    Call(Request, oneshot::Sender<Reply>),
+    /// The connection of an ADD ended between its halves.
+    Abandon(Attachment, oneshot::Sender<()>),
+}
+
+/// The loop as the socket's connections see it.
+#[derive(Clone, Debug)]
+pub struct Handle(mpsc::Sender<Command>);
+
+impl Handle {
+    /// A handle, and the loop's end of it.
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<Command>) {
+        let (sender, receiver) = mpsc::channel(256);
+        (Self(sender), receiver)
+    }
+}
+
+impl Backend for Handle {
+    async fn call(&self, request: Request) -> Reply {
+        let (sender, receiver) = oneshot::channel();
+        let stopping = || {
+            Reply::Error(crate::endpoint::agent_error(
+                crate::endpoint::code::TRY_AGAIN,
+                "the agent is stopping",
+                "",
+            ))
+        };
+        if self.0.send(Command::Call(request, sender)).await.is_err() {
+            return stopping();
+        }
+        receiver.await.unwrap_or_else(|_| stopping())
+    }
+
+    async fn abandon(&self, attachment: Attachment) {
+        let (sender, receiver) = oneshot::channel();
+        if self
+            .0
+            .send(Command::Abandon(attachment, sender))
+            .await
+            .is_ok()
+        {
+            // The loop's end: a restarted agent gives back what was only reserved.
+            let _ = receiver.await;
+        }
+    }
+}
+
+/// An ADD whose second half waits for the workers.
+#[derive(Debug)]
+struct Waiter {
+    attachment: Attachment,
+    deadline: Instant,
+    reply: oneshot::Sender<Reply>,
+}
+
+/// What is wrong, by where it comes from.
+#[derive(Debug, Default)]
+struct Faults {
+    documents: Vec<DocumentFault>,
+    tables: Vec<String>,
+    uplinks: BTreeMap<u8, String>,
+    endpoints: BTreeMap<Attachment, String>,
+    kernel: Option<String>,
+}
+
+/// The agent.
+pub struct Agent {
+    config: Config,
+    started: Instant,
+    state: ClusterState,
+    endpoints: Endpoints,
+    identities: PodIdentities,
+    datapath: Datapath,
+    netlink: Netlink,
+    underlay: Underlay,
+    shared: Arc<Shared>,
+    peers: BTreeMap<String, PeerId>,
+    synced: bool,
+    /// When the first and the last change came that is not published yet.
+    dirty: Option<(Instant, Instant)>,
+    /// The most that the kernel is to be asked, and not before when.
+    ask: Option<Notice>,
+    ask_after: Instant,
+    /// The generation since which an endpoint's tables are complete.
+    complete: BTreeMap<Attachment, Generation>,
+    /// Attachments whose ADD is between its halves.
+    pending: BTreeSet<Attachment>,
+    waiting: Vec<Waiter>,
+    faults: Faults,
+    retry: Instant,
+}
+
+/// What an agent is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// The configuration, resolved.
+    pub config: Config,
+    /// Endpoints and addresses.
+    pub endpoints: Endpoints,
+    /// Identities.
+    pub identities: PodIdentities,
+    /// The kernel.
+    pub netlink: Netlink,
+}
+
+impl Agent {
+    /// Puts an agent together over a started datapath.
+    #[must_use]
+    pub fn new(parts: Parts, datapath: Datapath, shared: Arc<Shared>) -> Self {
+        let now = Instant::now();
+        let managed = "managed-neighbours";
+        let managed = !parts
+            .config
+            .debug
+            .disable
+            .iter()
+            .any(|name| name == managed);
+        Self {
+            underlay: Underlay::new(&parts.config.uplink.interfaces, managed),
+            config: parts.config,
+            started: now,
+            state: ClusterState::default(),
+            endpoints: parts.endpoints,
+            identities: parts.identities,
+            datapath,
+            netlink: parts.netlink,
+            shared,
+            peers: BTreeMap::new(),
+            synced: false,
+            dirty: None,
+            ask: Some(Notice::Routes),
+            ask_after: now,
+            complete: BTreeMap::new(),
+            pending: BTreeSet::new(),
+            waiting: Vec::new(),
+            faults: Faults::default(),
+            retry: now,
+        }
+    }
+
+    /// Runs until `stop`, then stops the datapath: how many frames came back, and of how many.
+    pub async fn run(
+        mut self,
+        mut commands: mpsc::Receiver<Command>,
+        mut events: mpsc::Receiver<Event>,
+        mut notices: mpsc::Receiver<Notice>,
+        stop: impl Future<Output = ()>,
+    ) -> (usize, usize) {
+        let mut stop = std::pin::pin!(stop);
+        self.restore();
+        loop {
+            self.settle(Instant::now());
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                Some(command) = commands.recv() => self.command(command),
+                Some(event) = events.recv() => self.event(event),
+                Some(notice) = notices.recv() => self.notice(notice),
+                () = tokio::time::sleep_until(self.wake().into()) => {}
+            }
+        }
+        // Whoever waits is told to come again; the next agent does it.
+        self.waiting.clear();
+        self.datapath.stop()
+    }
+
+    fn wake(&self) -> Instant {
+        let now = Instant::now();
+        let mut wake = self.retry;
+        if let Some((first, last)) = self.dirty
+            && self.may_publish()
+        {
+            wake = wake.min((first + PUBLISH_WITHIN).min(last + PUBLISH_QUIET));
+        }
+        if self.ask.is_some() {
+            wake = wake.min(self.ask_after);
+        }
+        for waiter in &self.waiting {
+            // An acknowledgement says nothing by itself; a pod's object comes as an event.
+            let due = if self.complete.contains_key(&waiter.attachment) {
+                now + LOOK
+            } else {
+                waiter.deadline
+            };
+            wake = wake.min(due);
+        }
+        wake
+    }
+
+    /// Does what is due.
+    fn settle(&mut self, now: Instant) {
+        if now >= self.ask_after
+            && let Some(notice) = self.ask.take()
+        {
+            self.ask_kernel(notice);
+            let end = Instant::now();
+            self.ask_after = end + ASK_EVERY.max((end - now) * 10);
+        }
+        if now >= self.retry {
+            self.retry = now + RETRY;
+            self.try_again(now);
+        }
+        if let Some((first, last)) = self.dirty
+            && self.may_publish()
+            && (now >= first + PUBLISH_WITHIN || now >= last + PUBLISH_QUIET)
+        {
+            self.publish();
+        }
+        self.answer_waiting(now);
+        self.report();
+    }
+
+    fn try_again(&mut self, now: Instant) {
+        if self.identities.refresh(&self.state, now) {
+            self.changed();
+        }
+        if self.underlay.unresolved() {
+            self.ask_kernel(Notice::Neighbours);
+        }
+        self.reconcile_uplinks();
+        // A large table of workers may have let go of old publications meanwhile.
+        self.datapath.acknowledged();
+    }
+
+    /// Something is another than what the tables say.
+    fn changed(&mut self) {
+        let now = Instant::now();
+        let first = self.dirty.map_or(now, |(first, _)| first);
+        self.dirty = Some((first, now));
+    }
+
+    /// Not before the source has spoken: what a restart brings back would be without names.
+    fn may_publish(&self) -> bool {
+        self.synced || self.started.elapsed() > SYNC_WITHIN
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Changes(changes) => self.changes(changes),
+            Event::Synced => {
+                self.synced = true;
+                tracing::info!(
+                    nodes = self.state.nodes().count(),
+                    pods = self.state.pods().count(),
+                    "the cluster's objects are known"
+                );
+                self.changed();
+            }
+            Event::Faults(faults) => {
+                for fault in &faults {
+                    if !self.faults.documents.contains(fault) {
+                        tracing::warn!(%fault, "a document is refused");
+                    }
+                }
+                if faults.is_empty() {
+                    tracing::info!("all documents are in force");
+                }
+                self.faults.documents = faults;
+            }
+        }
+    }
+
+    fn changes(&mut self, changes: Vec<Change>) {
+        let mut keys = BTreeSet::new();
+        for change in changes {
+            let key = match &change {
+                Change::Set(object) => object.key(),
+                Change::Remove(key) => key.clone(),
+            };
+            if self.state.apply(change) {
+                keys.insert(key);
+            }
+        }
+        if keys.is_empty() {
+            return;
+        }
+        self.identities.update(&self.state, &keys, Instant::now());
+        if keys.iter().any(|key| matches!(key, ObjectKey::Node(_))) {
+            self.nodes_changed();
+        }
+        self.changed();
+    }
+
+    fn nodes_changed(&mut self) {
+        for node in self.state.nodes() {
+            if node.name != self.config.node.name && !self.peers.contains_key(&node.name) {
+                // Never reused, so that a flow's memory of a node is of that node.
+                let number = self.peers.values().map(|id| id.0).max().unwrap_or(0) + 1;
+                self.peers.insert(node.name.clone(), PeerId(number));
+            }
+        }
+        let ranges = self.own().map(|own| own.pod_cidrs.clone());
+        self.endpoints
+            .ipam()
+            .set_ranges(&ranges.unwrap_or_default());
+        self.ask = Some(Notice::Routes);
+    }
+
+    fn own(&self) -> Option<&Node> {
+        self.state.node(&self.config.node.name)
+    }
+
+    /// What of the uplinks' traffic is ours; `None` while this node's addresses are not known.
+    fn overlay(&self) -> Option<Overlay> {
+        let own = self.own()?;
+        let overlay = Overlay {
+            port: self.config.overlay.port,
+            ipv4: own.internal_ips.iter().find_map(|ip| match ip {
+                IpAddr::V4(v4) => Some(*v4),
+                IpAddr::V6(_) => None,
+            }),
+            ipv6: own.internal_ips.iter().find_map(|ip| match ip {
+                IpAddr::V4(_) => None,
+                IpAddr::V6(v6) => Some(*v6),
+            }),
+        };
+        (overlay.ipv4.is_some() || overlay.ipv6.is_some()).then_some(overlay)
+    }
+
+    /// Makes the tables anew and hands them to the workers.
+    fn publish(&mut self) {
+        self.dirty = None;
+        let uplinks: Vec<UplinkLink> = (self.datapath.uplinks().values())
+            .flat_map(|uplink| uplink.links.iter().map(|(entry, _)| *entry))
+            .collect();
+        let placed = (self.datapath.pods().iter())
+            .map(|(attachment, pod)| (attachment.clone(), pod.placed))
+            .collect();
+        let inputs = Inputs {
+            node: &self.config.node.name,
+            overlay_port: self.config.overlay.port,
+            overlay_mtu: self.config.overlay.mtu,
+            state: &self.state,
+            identities: self.identities.by_pod(),
+            underlay: &self.underlay,
+            peers: &self.peers,
+            uplinks: &uplinks,
+            placed: &placed,
+        };
+        let Compiled {
+            tables,
+            faults,
+            complete,
+        } = compile(self.datapath.tables(), &inputs);
+        for fault in &faults {
+            if !self.faults.tables.contains(fault) {
+                tracing::warn!("{fault}");
+            }
+        }
+        self.faults.tables = faults;
+        let generation = tables.generation();
+        self.complete.retain(|known, _| complete.contains(known));
+        for attachment in complete {
+            self.complete.entry(attachment).or_insert(generation);
+        }
+        tracing::debug!(generation = generation.0, "tables published");
+        self.datapath.publish(tables);
+    }
+
+    /// Answers ADDs whose tables every worker has, and those that waited too long.
+    fn answer_waiting(&mut self, now: Instant) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let acknowledged = self.datapath.acknowledged();
+        let mut still = Vec::new();
+        for waiter in std::mem::take(&mut self.waiting) {
+            match self.verdict(&waiter, acknowledged, now) {
+                None => still.push(waiter),
+                Some(reply) => {
+                    // What failed is still between its halves until its connection ends.
+                    if matches!(reply, Reply::Attached) {
+                        self.pending.remove(&waiter.attachment);
+                    }
+                    // A caller who is gone has its connection's end seen to elsewhere.
+                    drop(waiter.reply.send(reply));
+                }
+            }
+        }
+        self.waiting = still;
+    }
+}

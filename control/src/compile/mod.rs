@@ -1,0 +1,191 @@
+//! The cluster as control knows it → the tables that workers read. Pure: the same inputs give
+//! the same tables, and nothing here asks the kernel or a file.
+//!
+//! First what the tables shall hold is written down, contradictions settled (the first by name
+//! wins, the rest are faults to report); then the last publication is moved there step by step,
+//! in an order in which no step contradicts another. What does not change is shared.
+
+mod endpoint;
+mod route;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use skein_cni::agent::Attachment;
+use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
+use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot, SnapshotBuilder};
+
+pub use self::route::{primary, tunnel};
+use crate::neighbour::Underlay;
+use crate::state::{ClusterState, Endpoint, PodKey};
+
+/// A queue of an uplink, opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UplinkLink {
+    /// Its link.
+    pub link: LinkId,
+    /// Who owns it.
+    pub worker: WorkerId,
+    /// Position of the device in the configuration.
+    pub uplink: u8,
+}
+
+/// An endpoint's link, opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The endpoint's number.
+    pub id: EndpointId,
+    /// Its link.
+    pub link: LinkId,
+    /// Who owns it.
+    pub worker: WorkerId,
+}
+
+/// All that the tables follow from.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// This node's name.
+    pub node: &'a str,
+    /// UDP port of the overlay.
+    pub overlay_port: u16,
+    /// MTU of the underlay, in bytes; 0: the uplink's.
+    pub overlay_mtu: u32,
+    /// The cluster.
+    pub state: &'a ClusterState,
+    /// Identities of pods.
+    pub identities: &'a BTreeMap<PodKey, IdentityId>,
+    /// The way to peers.
+    pub underlay: &'a Underlay,
+    /// Numbers of peers, by node name.
+    pub peers: &'a BTreeMap<String, PeerId>,
+    /// Opened queues of uplinks.
+    pub uplinks: &'a [UplinkLink],
+    /// Opened links of endpoints.
+    pub placed: &'a BTreeMap<Attachment, Placed>,
+}
+
+/// Tables, and what is to be said about them.
+#[derive(Debug)]
+pub struct Compiled {
+    /// The next publication.
+    pub tables: Snapshot,
+    /// Contradictions in the inputs, and how each was settled.
+    pub faults: Vec<String>,
+    /// Endpoints that the tables hold with the identity of their very pod.
+    pub complete: Vec<Attachment>,
+}
+
+/// What the tables shall hold.
+#[derive(Debug)]
+struct Desired {
+    node: snapshot::Node,
+    peers: BTreeMap<PeerId, Peer>,
+    endpoints: BTreeMap<EndpointId, (snapshot::Endpoint, WorkerId)>,
+    remote: BTreeMap<IpAddr, RemotePod>,
+    complete: Vec<Attachment>,
+    faults: Vec<String>,
+}
+
+/// Makes the next tables from the last and the inputs.
+#[must_use]
+pub fn compile(last: &Snapshot, inputs: &Inputs<'_>) -> Compiled {
+    let mut faults = Vec::new();
+    let (node, peers) = route::peers(inputs, &mut faults);
+    let (endpoints, complete) = endpoint::local(inputs, last, &mut faults);
+    let remote = endpoint::remote(inputs, &peers, &endpoints, &mut faults);
+    let desired = Desired {
+        node,
+        peers,
+        endpoints,
+        remote,
+        complete,
+        faults,
+    };
+    apply(last, inputs.uplinks, desired)
+}
+
+/// Moves the tables to what they shall hold.
+fn apply(last: &Snapshot, uplinks: &[UplinkLink], mut desired: Desired) -> Compiled {
+    let mut builder = SnapshotBuilder::new(last);
+    let mut refused = Vec::new();
+    builder.set_node(desired.node);
+    apply_uplinks(last, uplinks, &mut builder, &mut refused);
+
+    // What goes makes room for what comes.
+    let gone = last.endpoints().map(|endpoint| endpoint.id);
+    for id in gone.filter(|id| !desired.endpoints.contains_key(id)) {
+        builder.remove_endpoint(id);
+    }
+    for (address, _) in last.remote_pods() {
+        if !desired.remote.contains_key(&address) {
+            builder.remove_remote_pod(address);
+        }
+    }
+    // A range or address that moves from one peer to another leaves the first before.
+    for before in last.peers() {
+        let wanted = desired.peers.get(&before.id);
+        let mut less = before.clone();
+        less.addresses
+            .retain(|address| wanted.is_some_and(|peer| peer.addresses.contains(address)));
+        less.pod_prefixes
+            .retain(|prefix| wanted.is_some_and(|peer| peer.pod_prefixes.contains(prefix)));
+        refused.extend(builder.set_peer(less).err());
+    }
+    let wanted: Vec<PeerId> = desired.peers.keys().copied().collect();
+    for peer in desired.peers.into_values() {
+        refused.extend(builder.set_peer(peer).err());
+    }
+    for (address, pod) in desired.remote {
+        refused.extend(builder.set_remote_pod(address, pod).err());
+    }
+    for before in last.peers() {
+        if wanted.binary_search(&before.id).is_err() {
+            refused.extend(builder.remove_peer(before.id).err());
+        }
+    }
+    for (endpoint, worker) in desired.endpoints.into_values() {
+        refused.extend(builder.set_endpoint(endpoint, worker).err());
+    }
+    let refused = refused.iter().map(ToString::to_string);
+    desired.faults.extend(refused);
+    Compiled {
+        tables: builder.finish(),
+        faults: desired.faults,
+        complete: desired.complete,
+    }
+}
+
+fn apply_uplinks(
+    last: &Snapshot,
+    uplinks: &[UplinkLink],
+    builder: &mut SnapshotBuilder,
+    refused: &mut Vec<snapshot::BuildError>,
+) {
+    for position in 0..=u8::MAX {
+        for &link in last.uplink_links(position) {
+            let entry = last.link(link);
+            let stays = uplinks.iter().any(|wanted| {
+                wanted.link == link
+                    && wanted.uplink == position
+                    && entry.is_some_and(|entry| entry.worker == wanted.worker)
+            });
+            if !stays {
+                builder.remove_uplink_link(link);
+            }
+        }
+    }
+    for wanted in uplinks {
+        if builder.tables().link(wanted.link).is_none() {
+            let added = builder.add_uplink_link(wanted.link, wanted.worker, wanted.uplink);
+            refused.extend(added.err());
+        }
+    }
+}
+
+/// How an endpoint is called in messages.
+fn describe(endpoint: &Endpoint) -> String {
+    match &endpoint.pod {
+        Some(pod) => format!("pod {}/{}", pod.namespace, pod.name),
+        None => format!("container {}", endpoint.attachment.container_id),
+    }
+}

@@ -1,0 +1,128 @@
+//! Nodes → this node's own facts, and the peers with the way to them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use skein_dataplane::ids::PeerId;
+use skein_dataplane::snapshot::{self, Hop, Peer, Prefix, router_mac};
+use skein_dataplane::wire::ethernet::MacAddr;
+
+use super::Inputs;
+use crate::cidr::Cidr;
+use crate::state::Node;
+
+/// The address that a node's router MAC is derived from, and that peers prefer: IPv4 first.
+#[must_use]
+pub fn primary(node: &Node) -> Option<IpAddr> {
+    let ips = || node.internal_ips.iter().copied();
+    ips().find(IpAddr::is_ipv4).or_else(|| ips().next())
+}
+
+/// The pair of addresses between which two nodes tunnel: IPv4 if both have one, else IPv6.
+#[must_use]
+pub fn tunnel(own: &Node, peer: &Node) -> Option<(IpAddr, IpAddr)> {
+    [true, false].into_iter().find_map(|ipv4| {
+        let of = |node: &Node| {
+            let ips = node.internal_ips.iter().copied();
+            ips.into_iter().find(|ip| ip.is_ipv4() == ipv4)
+        };
+        Some((of(own)?, of(peer)?))
+    })
+}
+
+pub(super) fn peers(
+    inputs: &Inputs<'_>,
+    faults: &mut Vec<String>,
+) -> (snapshot::Node, BTreeMap<PeerId, Peer>) {
+    let own = inputs.state.node(inputs.node);
+    let node = snapshot::Node {
+        router_mac: own.and_then(primary).map_or(MacAddr::ZERO, router_mac),
+        overlay_port: inputs.overlay_port,
+        addresses: own.map(|own| own.internal_ips.clone()).unwrap_or_default(),
+    };
+    let mut claims = Claims::default();
+    if let Some(own) = own {
+        claims.take(own, faults);
+    }
+    let mut peers = BTreeMap::new();
+    for other in inputs.state.nodes() {
+        if other.name == inputs.node {
+            continue;
+        }
+        let (addresses, prefixes) = claims.take(other, faults);
+        let (Some(&id), Some(primary)) = (inputs.peers.get(&other.name), primary(other)) else {
+            continue;
+        };
+        let hop = own.and_then(|own| hop(inputs, own, other));
+        peers.insert(
+            id,
+            Peer {
+                id,
+                router_mac: router_mac(primary),
+                addresses,
+                pod_prefixes: prefixes.into_iter().filter_map(prefix).collect(),
+                hop,
+            },
+        );
+    }
+    (node, peers)
+}
+
+fn prefix(range: Cidr) -> Option<Prefix> {
+    Prefix::new(range.address(), range.prefix())
+}
+
+fn hop(inputs: &Inputs<'_>, own: &Node, peer: &Node) -> Option<Hop> {
+    let (outer_src, outer_dst) = tunnel(own, peer)?;
+    let hop = inputs.underlay.hop(outer_dst).ok()?;
+    let configured = match inputs.overlay_mtu {
+        0 => u32::MAX,
+        mtu => mtu,
+    };
+    Some(Hop {
+        uplink: hop.uplink,
+        outer_src,
+        outer_dst,
+        src_mac: hop.source_mac,
+        dst_mac: hop.next_hop_mac,
+        mtu: hop.mtu.min(configured),
+    })
+}
+
+/// Who has which address and range already; the first by name keeps what two claim.
+#[derive(Default)]
+struct Claims {
+    addresses: BTreeMap<IpAddr, String>,
+    ranges: Vec<(Cidr, String)>,
+}
+
+impl Claims {
+    fn take(&mut self, node: &Node, faults: &mut Vec<String>) -> (Vec<IpAddr>, Vec<Cidr>) {
+        let name = &node.name;
+        let mut addresses = Vec::new();
+        for &ip in &node.internal_ips {
+            match self.addresses.get(&ip) {
+                Some(other) => faults.push(format!(
+                    "node {name}: InternalIP {ip} is node {other}'s too, who keeps it"
+                )),
+                None => {
+                    self.addresses.insert(ip, name.clone());
+                    addresses.push(ip);
+                }
+            }
+        }
+        let mut ranges = Vec::new();
+        for &range in &node.pod_cidrs {
+            match self.ranges.iter().find(|(held, _)| held.overlaps(range)) {
+                Some((held, other)) => faults.push(format!(
+                    "node {name}: podCIDR {range} overlaps {held} of node {other}, who keeps it"
+                )),
+                None => {
+                    self.ranges.push((range, name.clone()));
+                    ranges.push(range);
+                }
+            }
+        }
+        (addresses, ranges)
+    }
+}
