@@ -20,6 +20,7 @@ need tcpdump tcpdump              # what they look at
 need nft nftables                 # the check that nodes have no rules; the baselines' rules
 need iptables iptables
 need nsenter util-linux
+need openssl openssl              # certificates of the lab's Kubernetes
 [ -e /usr/include/bpf/bpf_helpers.h ] || packages="$packages libbpf-dev"
 [ -e /usr/include/linux/bpf.h ] || packages="$packages linux-libc-dev"
 

@@ -4,10 +4,11 @@
 #
 #   CNI      reference or skein
 #   FOCUS    which specs, a regular expression
+#   LAB      the program skein-lab
 #   SKIP     and which not; by default those of DNS, since the cluster has no name server
 set -eu
 cd "$(dirname "$0")/../.."
-lab="${SUDO:-} target/release/skein-lab"
+lab="${SUDO:-} ${LAB:-target/release/skein-lab}"
 focus=${FOCUS:-'\[sig-network\].*\[Conformance\]'}
 skip=${SKIP:-'DNS'}
 
