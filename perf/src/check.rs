@@ -207,11 +207,12 @@ pub struct Session {
 /// # Errors
 /// If a probe cannot start.
 pub fn session(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Session> {
-    let (server, port) = serve(to, None, &["tcp-rr-serve"])?;
+    let (mut server, port) = serve(to, None, &["tcp-rr-serve"])?;
     let client = probe(from, None)?
         .args(["tcp-rr", &address(ip, port)])
         .args(["--seconds", "1000000", "--pause", "0.01"])
         .spawn()?;
+    server.expect_line("connected", LISTEN)?;
     Ok(Session {
         client,
         _server: server,
@@ -219,9 +220,16 @@ pub fn session(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Session> {
 }
 
 impl Session {
-    /// Whether the connection still stands: its client ends with it.
-    pub fn is_alive(&mut self) -> Result<bool> {
-        self.client.is_alive()
+    /// Closes the connection.
+    ///
+    /// # Errors
+    /// If it had ended before: what its client said of it.
+    pub fn close(mut self) -> Result<()> {
+        if self.client.is_alive()? {
+            return Ok(());
+        }
+        let output = self.client.finish(SLACK)?;
+        bail!("the connection had ended: {}", output.describe())
     }
 }
 

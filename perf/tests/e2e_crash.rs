@@ -127,9 +127,9 @@ fn pods_survive_the_kills_of_their_agent() {
     let nodes = [host(&cluster.lab.nodes()[0]), host(&cluster.lab.nodes()[1])];
     let infos: Vec<_> = (cluster.lab.nodes().iter().map(|node| node.info().clone())).collect();
     let again: u64 = infos.iter().map(sent_again).sum();
-    let mut on_nodes =
+    let on_nodes =
         check::session(&nodes[0], &nodes[1], wire::address_v4(2).into()).unwrap();
-    let mut on_pods =
+    let on_pods =
         check::session(stay[0].netns(), remote.netns(), remote.ip(false).unwrap()).unwrap();
 
     let (stop, added) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -157,11 +157,10 @@ fn pods_survive_the_kills_of_their_agent() {
         added.load(Ordering::Relaxed)
     );
     assert!(times[times.len() - 1] < CUT_OFF.as_secs_f64(), "{times:?}");
-    assert!(on_nodes.is_alive().unwrap() && on_pods.is_alive().unwrap());
+    on_pods.close().unwrap();
+    on_nodes.close().unwrap();
     let again = infos.iter().map(sent_again).sum::<u64>() - again;
     assert_eq!(again, 0, "segments of the nodes' own session were sent again");
-    drop((on_nodes, on_pods));
-
     for pod in &stay {
         pod.cni("CHECK").unwrap().run().unwrap();
     }

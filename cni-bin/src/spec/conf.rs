@@ -438,13 +438,16 @@ mod tests {
     }
 
     #[test]
-    fn an_ipam_plugin_is_refused_by_name() {
+    fn an_ipam_plugin_is_a_name() {
         let conf = parse(&with("ipam", json!({"type": "host-local"}))).unwrap();
-        let error = conf.refuse_delegated_ipam().unwrap_err();
-        assert_eq!(error.code, code::UNSUPPORTED_FIELD);
-        assert!(
-            error.msg.contains(r#"ipam {"type":"host-local"}"#),
-            "{error}"
-        );
+        assert_eq!(conf.ipam.as_deref(), Some("host-local"));
+        for bad in [json!({"range": 1}), json!({"type": "a/b"}), json!("static")] {
+            let document = with("ipam", bad);
+            assert_eq!(parse(&document).unwrap_err().code, code::INVALID_CONFIG);
+            let conf = NetConf::parse_for_removal(document.to_string().as_bytes());
+            assert_eq!(conf.unwrap().ipam, None);
+        }
     }
+
+
 }

@@ -61,6 +61,11 @@ impl Setup {
         self.folder.path().join("log")
     }
 
+    /// Where other plugins are looked for.
+    pub fn bin(&self) -> PathBuf {
+        self.folder.path().join("bin")
+    }
+
     /// A configuration with `extra` keys.
     pub fn conf(&self, extra: &Value) -> Value {
         let mut conf = json!({
@@ -81,7 +86,7 @@ impl Setup {
             .env("CNI_CONTAINERID", "c1")
             .env("CNI_NETNS", self.pod.path())
             .env("CNI_IFNAME", "eth0")
-            .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_PATH", self.bin())
             .env(
                 "CNI_ARGS",
                 "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_UID=u1",

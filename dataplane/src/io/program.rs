@@ -23,7 +23,7 @@ use aya::maps::{Array, MapError, XskMap};
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::programs::xdp::XdpLink;
 use aya::programs::{Xdp, XdpMode as AyaMode};
-use aya::{Ebpf, EbpfError};
+use aya::{Ebpf, EbpfError, EbpfLoader};
 
 use super::device::Device;
 use super::features::Features;
@@ -155,7 +155,12 @@ impl Program {
             program: name,
             source,
         };
-        let ebpf = Ebpf::load(kind.object()).map_err(|e: EbpfError| failed(e.into()))?;
+        // The programs touch no kernel structure, so nothing is to be looked up in the kernel's
+        // types, whose parsing would take most of a pod's ADD.
+        let ebpf = EbpfLoader::new()
+            .btf(None)
+            .load(kind.object())
+            .map_err(|e: EbpfError| failed(e.into()))?;
         let mut program = Self {
             ebpf,
             kind,

@@ -34,7 +34,8 @@ pub struct Latency {
 pub fn serve() -> Result<()> {
     let listener = TcpListener::bind(any_address()).context("cannot listen")?;
     say_ready(listener.local_addr()?);
-    let (mut stream, _) = listener.accept()?;
+    let (mut stream, peer) = listener.accept()?;
+    println!("connected {peer}");
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(SILENCE))?;
     let mut byte = [0];
