@@ -17,6 +17,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, MapError, XskMap};
@@ -36,6 +37,14 @@ use crate::ids::QueueId;
 static POD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod.bpf.o"));
 static HOST: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/host.bpf.o"));
 static UPLINK: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/uplink.bpf.o"));
+
+/// One for all devices. A loader begins with parsing the kernel's types, which takes fifty
+/// milliseconds; the programs touch no kernel structure, so nothing is looked up in them.
+static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    Mutex::new(loader)
+});
 
 /// Bytes of `struct uplink_config` of the uplink's program.
 const CONFIG_BYTES: usize = 24;
@@ -155,12 +164,10 @@ impl Program {
             program: name,
             source,
         };
-        // The programs touch no kernel structure, so nothing is to be looked up in the kernel's
-        // types, whose parsing would take most of a pod's ADD.
-        let ebpf = EbpfLoader::new()
-            .btf(None)
-            .load(kind.object())
-            .map_err(|e: EbpfError| failed(e.into()))?;
+        let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
+        let ebpf = loader.load(kind.object());
+        drop(loader);
+        let ebpf = ebpf.map_err(|e: EbpfError| failed(e.into()))?;
         let mut program = Self {
             ebpf,
             kind,
