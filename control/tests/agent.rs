@@ -544,6 +544,47 @@ fn fails(mut command: Command, code: i32, text: &str) {
 }
 
 #[test]
+fn an_add_that_comes_too_early_waits_for_the_agent() {
+    let node = Node::new();
+    node.pod_manifest("u1");
+    let manifest = fs::read_to_string(node.path("cluster/node1.yaml")).unwrap();
+    fs::remove_file(node.path("cluster/node1.yaml")).unwrap();
+    let agent = node.start();
+    let mut client = agent.client();
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| add(&mut client, "u1"));
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(agent.view("status")["endpoints"], 0);
+        assert!(!early.is_finished());
+        node.manifest("node1.yaml", &manifest);
+        assert_eq!(early.join().unwrap().ips[0].to_string(), "10.1.1.2");
+    });
+    // In vain, it is told what is missing.
+    fs::remove_file(node.path("cluster/node1.yaml")).unwrap();
+    until("the node is gone", || {
+        agent.view("status")["ready"] == false
+    });
+    let request = Request::Add {
+        attachment: Attachment {
+            container_id: "c2".into(),
+            ifname: "eth0".into(),
+        },
+        network: "skein".into(),
+        netns: "/run/netns/x".into(),
+        pod: None,
+        ips: vec![],
+        mac: None,
+        mtu: None,
+    };
+    let Reply::Error(error) = agent.client().call(&request).unwrap() else {
+        panic!("reserved")
+    };
+    assert_eq!(error.code, 11);
+    assert!(error.details.contains("no Node object"), "{error}");
+    agent.stop();
+}
+
+#[test]
 fn a_second_agent_is_told_and_the_first_goes_on() {
     let node = Node::new();
     let agent = node.start();

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -60,7 +60,7 @@ impl Netns {
     }
 
     /// A command inside.
-    pub fn cmd(&self, program: impl AsRef<std::path::Path>) -> Cmd {
+    pub fn cmd(&self, program: impl AsRef<Path>) -> Cmd {
         Cmd::new(program.as_ref()).of_lab(&self.lab).prefix([
             "nsenter".to_owned(),
             format!("--net={}", self.path()),
@@ -166,7 +166,11 @@ impl Pod {
     fn give_up(&self, error: anyhow::Error) -> anyhow::Error {
         // The first error is the one to tell; the end of the lab removes what stays.
         drop(self.remove());
-        error.context(format!("pod {} on {}", self.full_name(), self.info.node.name))
+        error.context(format!(
+            "pod {} on {}",
+            self.full_name(),
+            self.info.node.name
+        ))
     }
 
     /// A pod that another process made, from its record.
@@ -218,20 +222,23 @@ impl Pod {
     /// # Errors
     /// If the plugin is not built.
     pub fn cni(&self, command: &str) -> Result<Cmd> {
+        let mut conf = json!({"cniVersion": "1.1.0", "name": "skein", "type": "skein-cni"});
+        if let Some(result) = self.info.result.as_ref().filter(|_| command != "ADD") {
+            conf["prevResult"] = result.clone();
+        }
+        Ok(self.plugin(command, &bins::find("skein-cni")?, &conf))
+    }
+
+    /// Any plugin, likewise, with the configuration `conf`.
+    pub fn plugin(&self, command: &str, plugin: &Path, conf: &Value) -> Cmd {
         let info = &self.info;
-        let plugin = bins::find("skein-cni")?;
-        let folder = plugin.parent().unwrap_or(&plugin).display().to_string();
+        let folder = plugin.parent().unwrap_or(plugin).display().to_string();
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};\
              K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
             info.namespace, info.name, info.container_id, info.uid
         );
-        let mut conf = json!({"cniVersion": "1.1.0", "name": "skein", "type": "skein-cni"});
-        if let Some(result) = info.result.as_ref().filter(|_| command != "ADD") {
-            conf["prevResult"] = result.clone();
-        }
-        Ok(info
-            .node
+        info.node
             .cmd(plugin)
             .env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", &info.container_id)
@@ -239,7 +246,7 @@ impl Pod {
             .env("CNI_IFNAME", IFNAME)
             .env("CNI_PATH", &folder)
             .env("CNI_ARGS", &arguments)
-            .stdin(conf.to_string()))
+            .stdin(conf.to_string())
     }
 
     /// The pod's record.

@@ -127,8 +127,7 @@ fn pods_survive_the_kills_of_their_agent() {
     let nodes = [host(&cluster.lab.nodes()[0]), host(&cluster.lab.nodes()[1])];
     let infos: Vec<_> = (cluster.lab.nodes().iter().map(|node| node.info().clone())).collect();
     let again: u64 = infos.iter().map(sent_again).sum();
-    let on_nodes =
-        check::session(&nodes[0], &nodes[1], wire::address_v4(2).into()).unwrap();
+    let on_nodes = check::session(&nodes[0], &nodes[1], wire::address_v4(2).into()).unwrap();
     let on_pods =
         check::session(stay[0].netns(), remote.netns(), remote.ip(false).unwrap()).unwrap();
 
@@ -143,8 +142,17 @@ fn pods_survive_the_kills_of_their_agent() {
         for kill in 0..kills {
             // Anywhere in an ADD or a DEL, which take tens of milliseconds.
             std::thread::sleep(Duration::from_millis(37 * kill % 200));
-            times.push(crash(&mut cluster, &[stay[0].netns(), remote.netns()], &targets, &agent));
-            assert_eq!(addresses(&cluster.lab.nodes()[0]), known, "after kill {kill}");
+            times.push(crash(
+                &mut cluster,
+                &[stay[0].netns(), remote.netns()],
+                &targets,
+                &agent,
+            ));
+            assert_eq!(
+                addresses(&cluster.lab.nodes()[0]),
+                known,
+                "after kill {kill}"
+            );
         }
         drop(stopper);
     });
@@ -160,7 +168,10 @@ fn pods_survive_the_kills_of_their_agent() {
     on_pods.close().unwrap();
     on_nodes.close().unwrap();
     let again = infos.iter().map(sent_again).sum::<u64>() - again;
-    assert_eq!(again, 0, "segments of the nodes' own session were sent again");
+    assert_eq!(
+        again, 0,
+        "segments of the nodes' own session were sent again"
+    );
     for pod in &stay {
         pod.cni("CHECK").unwrap().run().unwrap();
     }

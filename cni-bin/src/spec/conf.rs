@@ -448,6 +448,4 @@ mod tests {
             assert_eq!(conf.unwrap().ipam, None);
         }
     }
-
-
 }

@@ -136,7 +136,10 @@ fn an_ipam_plugins_errors_are_ours() {
     }
     let check = delegate.run("CHECK", &json!({"prevResult": result}));
     assert_eq!(check.code(), 103);
-    assert!(check.stdout.contains("IPAM plugin ipam, CHECK: no"), "{check:?}");
+    assert!(
+        check.stdout.contains("IPAM plugin ipam, CHECK: no"),
+        "{check:?}"
+    );
     assert_eq!(delegate.run("STATUS", &Value::Null).code(), 42);
     let valid = json!({"cni.dev/valid-attachments": []});
     assert_eq!(delegate.run("GC", &valid).code(), 42);
@@ -151,7 +154,11 @@ fn an_ipam_plugin_that_cannot_be_had_is_named() {
     let run = |command, ipam| setup.run(command, &json!({ "ipam": ipam }));
     let missing = run("ADD", json!({"type": "nowhere"}));
     assert_eq!(missing.code(), 4);
-    assert!(missing.stdout.contains("no IPAM plugin nowhere in CNI_PATH"));
+    assert!(
+        missing
+            .stdout
+            .contains("no IPAM plugin nowhere in CNI_PATH")
+    );
     for bad in [json!({"range": "x"}), json!({"type": "../ipam"}), json!(7)] {
         assert_eq!(run("ADD", bad.clone()).code(), 7, "{bad}");
         run("DEL", bad).success();

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use skein_cni::agent::Request;
 use skein_cni::netlink::Address;
 
+use agent::FakeAgent;
 use common::TestNetns;
 use setup::{Setup, attachment};
 
@@ -26,6 +27,20 @@ fn add_and_status_with_the_agent_down() {
     assert_eq!(setup.add().code(), 11);
     assert_eq!(setup.run("STATUS", &Value::Null).code(), 50);
     assert_eq!(setup.pod_link(), None);
+}
+
+#[test]
+fn add_waits_for_an_agent_that_starts() {
+    let mut setup = Setup::new();
+    setup.agent.stop();
+    let child = setup.start("ADD", &Value::Null);
+    // Long enough that it finds nobody at first.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    setup.agent = FakeAgent::start(&setup.agent.socket.clone(), &setup.host.netns);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    setup.del().success();
+    setup.assert_clean();
 }
 
 #[test]

@@ -9,8 +9,11 @@
 //! The sender runs on one CPU and the receiver on another; the workers' CPUs are given. Both
 //! labs use the same probes, the same wire and the same IP version.
 //!
+//! `cni.add` is of another kind: the time of an ADD, beside a reference plugin's ([`cni`]).
+//!
 //! Deliberately absent: plots, and scenarios beyond two pods.
 
+pub mod cni;
 pub mod kernel;
 pub mod result;
 pub mod scenario;
@@ -18,7 +21,7 @@ pub mod scenario;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
 use crate::agent::AgentOptions;
@@ -157,16 +160,22 @@ fn on_wire(
     let kernel = KernelPods::build(&baseline, options.mtu)?;
     let mut rows = Vec::new();
     for scenario in scenarios {
+        if scenario.measure == Measure::CniAdd {
+            let ours = || cni::skein(skein.nodes()[0].info());
+            let theirs = || cni::reference(baseline.nodes()[0].info());
+            rows.extend(pairs(options, &skein, scenario, ours, theirs));
+            continue;
+        }
         let to = scenario.path.peer();
-        let ends = (
-            Ends {
-                from: pods[0].netns(),
-                to: pods[to].netns(),
-                ip: pods[to].ip(false)?,
-            },
-            kernel.ends(to),
-        );
-        rows.extend(pairs(options, &skein, scenario, &ends));
+        let ours = Ends {
+            from: pods[0].netns(),
+            to: pods[to].netns(),
+            ip: pods[to].ip(false)?,
+        };
+        let theirs = kernel.ends(to);
+        let ours = || measure(options, scenario.measure, &ours);
+        let theirs = || measure(options, scenario.measure, &theirs);
+        rows.extend(pairs(options, &skein, scenario, ours, theirs));
     }
     baseline.close()?;
     skein.close()?;
@@ -178,13 +187,14 @@ fn pairs(
     options: &BenchOptions,
     skein: &Lab,
     scenario: &Scenario,
-    (ours, theirs): &(Ends<'_>, Ends<'_>),
+    ours: impl Fn() -> Result<Vec<f64>>,
+    theirs: impl Fn() -> Result<Vec<f64>>,
 ) -> Vec<Row> {
     let mut runs = Vec::new();
     for round in 1..=options.rounds {
-        let pair = measure(options, scenario.measure, ours).and_then(|ours| {
+        let pair = ours().and_then(|ours| {
             pause(skein, true);
-            let theirs = measure(options, scenario.measure, theirs);
+            let theirs = theirs();
             pause(skein, false);
             Ok((ours, theirs.context("baseline")?))
         });
@@ -234,5 +244,6 @@ fn measure(options: &BenchOptions, measure: Measure, ends: &Ends<'_>) -> Result<
             let latency = check::tcp_rr(from, to, ip, time, place)?;
             vec![latency.p50_us, latency.p99_us]
         }
+        Measure::CniAdd => bail!("an ADD has no two ends"),
     })
 }

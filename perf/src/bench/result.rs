@@ -115,7 +115,7 @@ impl Row {
                 scenario: scenario.title.clone(),
                 metric: (*metric).to_owned(),
                 unit: (*unit).to_owned(),
-                baseline_name: scenario.path.baseline().to_owned(),
+                baseline_name: scenario.baseline().to_owned(),
                 ..Self::default()
             })
             .collect()

@@ -39,6 +39,8 @@ pub enum Measure {
     TcpRate,
     /// One-byte requests over TCP, one at a time.
     TcpRr,
+    /// CNI ADD of one pod after the other.
+    CniAdd,
 }
 
 impl Measure {
@@ -48,6 +50,7 @@ impl Measure {
             Self::UdpRate { .. } => &[("rate", "kpps")],
             Self::TcpRate => &[("throughput", "Gbit/s")],
             Self::TcpRr => &[("p50", "µs"), ("p99", "µs")],
+            Self::CniAdd => &[("p50", "ms"), ("p99", "ms")],
         }
     }
 }
@@ -63,6 +66,16 @@ pub struct Scenario {
     pub path: Path,
     /// How a run measures.
     pub measure: Measure,
+}
+
+impl Scenario {
+    /// What Skein is compared with.
+    pub fn baseline(&self) -> &'static str {
+        match self.measure {
+            Measure::CniAdd => "plugins ptp and host-local",
+            _ => self.path.baseline(),
+        }
+    }
 }
 
 /// All scenarios for a wire of the given kind.
@@ -93,5 +106,11 @@ pub fn all(wire: &str) -> Vec<Scenario> {
             });
         }
     }
+    scenarios.push(Scenario {
+        id: "cni.add".to_owned(),
+        title: "CNI ADD, one at a time".to_owned(),
+        path: Path::Same,
+        measure: Measure::CniAdd,
+    });
     scenarios
 }
