@@ -87,7 +87,8 @@ fn origin(
             Ok(endpoint.identity)
         }
         Source::Overlay { peer, identity, .. } => {
-            if tables.peer_of(address) != Some(peer) {
+            // A pod's address on this node is nobody else's, even where a peer's range holds it.
+            if tables.local(address).is_some() || tables.peer_of(address) != Some(peer) {
                 return Err(DropReason::ForeignInnerSource);
             }
             let sender = tables.peer(peer).ok_or(DropReason::UnknownPeer)?;
