@@ -166,7 +166,10 @@ impl Allocator {
             Some((id, at)) if now.saturating_duration_since(at) < TOUCH_EVERY => return Ok(id),
             Some((id, _)) if touch(&self.file(id)).is_ok() => id,
             // Unknown, or somebody removed the file: agree (anew).
-            _ => self.agree(labels)?,
+            _ => {
+                self.held.remove(labels);
+                self.agree(labels)?
+            }
         };
         self.held.insert(labels.clone(), Held { id, touched: now });
         Ok(id)

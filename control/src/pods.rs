@@ -106,17 +106,36 @@ impl PodIdentities {
         self.labels.insert(key.clone(), labels);
     }
 
-    /// Tries again what failed, says of all numbers that they are in use, and forgets those
-    /// that no pod has. True when some pod's number changed.
-    pub fn refresh(&mut self, state: &ClusterState, now: Instant) -> bool {
-        let before = self.by_pod.clone();
-        let used: BTreeSet<&LabelSet> = self.labels.values().collect();
-        self.allocator.retain(|labels| used.contains(labels));
-        let pods: Vec<_> = self.labels.keys().cloned().collect();
+    /// Tries again what failed; true when something came of it.
+    pub fn retry(&mut self, state: &ClusterState, now: Instant) -> bool {
+        let pods: Vec<_> = self.missing.keys().cloned().collect();
+        let before = pods.len();
         for key in pods {
             self.look(state, &key, now);
         }
-        before != self.by_pod
+        self.missing.len() != before
+    }
+
+    /// Says of all numbers that they are in use, and forgets those that no pod has. True when
+    /// some pod's number changed, since somebody had removed it.
+    pub fn refresh(&mut self, state: &ClusterState, now: Instant) -> bool {
+        let used: BTreeSet<&LabelSet> = self.labels.values().collect();
+        self.allocator.retain(|labels| used.contains(labels));
+        let held: Vec<_> = (self.allocator.held())
+            .map(|(id, labels)| (id, labels.clone()))
+            .collect();
+        let moved: BTreeSet<LabelSet> = (held.into_iter())
+            .filter(|(id, labels)| self.allocator.allocate(labels, now).ok() != Some(*id))
+            .map(|(_, labels)| labels)
+            .collect();
+        let pods: Vec<_> = (self.labels.iter())
+            .filter(|(_, labels)| moved.contains(labels))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in &pods {
+            self.look(state, key, now);
+        }
+        !pods.is_empty()
     }
 }
 
@@ -195,7 +214,23 @@ mod tests {
                 .contains("pod d/a has no identity")
         );
         std::fs::rename(folder.path().join("away"), &cluster).unwrap();
-        assert!(pods.refresh(&state, now));
+        assert!(pods.retry(&state, now));
         assert_eq!(pods.faults().count(), 0);
+        assert!(!pods.retry(&state, now));
+        // The number's file goes, and others take the number: pods get another.
+        let (key, id) = pods.by_pod().first_key_value().unwrap();
+        let (key, id) = (key.clone(), *id);
+        let file = cluster.join(format!("skein.io/identities/{}.yaml", id.number()));
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "of others").unwrap();
+        assert!(!pods.refresh(&state, now));
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        assert!(pods.refresh(&state, now + std::time::Duration::from_hours(1)));
+        assert_eq!(pods.by_pod().get(&key), None);
+        std::fs::remove_dir(&file).unwrap();
+        std::fs::write(&file, "of others").unwrap();
+        assert!(pods.retry(&state, now));
+        assert_ne!(pods.by_pod()[&key], id);
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Handle, Parts};
 use crate::cni_server;
-use crate::config::{Config, Source};
+use crate::config::{Config, OverlayMode, Source, UplinkIo};
 use crate::endpoint::Endpoints;
 use crate::identity::Allocator;
 use crate::lock::AgentLock;
@@ -59,12 +59,29 @@ pub fn run_with(config: Config, opener: MakeOpener) -> Result<(), RunError> {
                 .into(),
         ));
     }
+    refuse_what_is_not_built_in(&config)?;
     let _lock = AgentLock::take(&config.state.directory).map_err(said)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| RunError(format!("control runtime: {error}")))?
         .block_on(live(config, opener))
+}
+
+/// A setting that would be ignored is refused instead, so that nobody relies on it.
+fn refuse_what_is_not_built_in(config: &Config) -> Result<(), RunError> {
+    let refused = |setting: &str, instead: &str| {
+        Err(RunError(format!(
+            "{setting} is not built into this agent yet; use {instead}"
+        )))
+    };
+    if config.uplink.io == UplinkIo::Udp {
+        return refused("uplink.io = \"udp\"", "\"xsk\"");
+    }
+    if config.overlay.mode == OverlayMode::Native {
+        return refused("overlay.mode = \"native\"", "\"vxlan\"");
+    }
+    Ok(())
 }
 
 async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {

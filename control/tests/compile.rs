@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 use skein_cni::agent::{Attachment, PodRef};
-use skein_control::compile::{Compiled, Inputs, Placed, UplinkLink, compile};
+use skein_control::compile::{Compiled, Inputs, Placed, UplinkLink, compile, compile_endpoints};
 use skein_control::neighbour::Underlay;
 use skein_control::state::{Change, ClusterState, Endpoint, Node, Object, Phase, Pod, PodKey};
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
@@ -89,7 +89,15 @@ impl World {
     }
 
     fn compile(&self, last: &Snapshot) -> Compiled {
-        compile(
+        self.compile_with(compile, last)
+    }
+
+    fn compile_with(
+        &self,
+        how: fn(&Snapshot, &Inputs<'_>) -> Compiled,
+        last: &Snapshot,
+    ) -> Compiled {
+        how(
             last,
             &Inputs {
                 node: "n1",
@@ -276,6 +284,27 @@ fn what_does_not_change_keeps_its_epochs() {
     assert!(again.generation() > tables.generation());
 }
 
+#[test]
+fn endpoints_alone_move_and_the_rest_stays() {
+    let mut world = small();
+    let tables = world.tables();
+    world.pod("later", 2, &["10.1.2.9"], |_| {});
+    let new = world.endpoint(2, "10.1.1.3", None);
+    world.endpoint(3, "10.1.2.5", None);
+    let step = world.compile_with(compile_endpoints, &tables);
+    assert_eq!(step.faults, Vec::<String>::new());
+    assert!(step.complete.contains(&new));
+    assert!(step.tables.local(ip("10.1.1.3")).is_some());
+    // Its address was a pod's elsewhere: ours wins.
+    assert!(step.tables.local(ip("10.1.2.5")).is_some());
+    assert!(step.tables.remote_pod(ip("10.1.2.5")).is_none());
+    assert!(step.tables.remote_pod(ip("10.1.2.9")).is_none());
+    world.state.remove_endpoint(&new);
+    let step = world.compile_with(compile_endpoints, &step.tables);
+    assert!(step.tables.local(ip("10.1.1.3")).is_none());
+    assert!(step.tables.local(ip("10.1.1.2")).is_some());
+}
+
 /// One thing that happens to a cluster.
 #[derive(Clone, Debug)]
 enum Step {
@@ -349,6 +378,8 @@ proptest! {
         let mut tables = empty();
         for step in &steps {
             take(&mut world, step);
+            // Steps of endpoints alone in between change nothing in the end.
+            tables = world.compile_with(compile_endpoints, &tables).tables;
             tables = world.compile(&tables).tables;
         }
         let compiled = world.compile(&tables);

@@ -5,18 +5,22 @@ mod common;
 use common::core_suite;
 use skein_perf::{AgentOptions, LabOptions, Underlay};
 
-fn disabled(features: &[&str]) -> AgentOptions {
-    AgentOptions {
-        disable: features.iter().map(ToString::to_string).collect(),
-        ..AgentOptions::default()
-    }
-}
-
-fn modes(uplink: &str, pods: &str) -> AgentOptions {
-    AgentOptions {
-        uplink_xdp_mode: uplink.into(),
-        pods_xdp_mode: pods.into(),
-        ..AgentOptions::default()
+/// Every combination of kernel features to do without, with the given XDP modes.
+fn in_every_fall_back(uplink: &str, pods: &str) {
+    for disable in [
+        &[][..],
+        &["multi-buffer"],
+        &["tx-metadata"],
+        &["multi-buffer", "tx-metadata"],
+    ] {
+        println!("uplink {uplink}, pods {pods}, without {disable:?}");
+        let agent = AgentOptions {
+            disable: disable.iter().map(ToString::to_string).collect(),
+            uplink_xdp_mode: uplink.into(),
+            pods_xdp_mode: pods.into(),
+            ..AgentOptions::default()
+        };
+        core_suite(&LabOptions::default(), &agent);
     }
 }
 
@@ -71,37 +75,21 @@ fn a_wire_with_jumbo_frames() {
 }
 
 #[test]
-fn without_multi_buffer() {
-    core_suite(&LabOptions::default(), &disabled(&["multi-buffer"]));
-}
-
-#[test]
-fn without_tx_metadata() {
-    core_suite(&LabOptions::default(), &disabled(&["tx-metadata"]));
-}
-
-#[test]
-fn without_multi_buffer_and_tx_metadata() {
-    let agent = disabled(&["multi-buffer", "tx-metadata"]);
-    core_suite(&LabOptions::default(), &agent);
-}
-
-#[test]
 fn uplink_native_pods_generic() {
-    core_suite(&LabOptions::default(), &modes("native", "generic"));
+    in_every_fall_back("native", "generic");
 }
 
 #[test]
 fn uplink_native_pods_native() {
-    core_suite(&LabOptions::default(), &modes("native", "native"));
+    in_every_fall_back("native", "native");
 }
 
 #[test]
 fn uplink_generic_pods_generic() {
-    core_suite(&LabOptions::default(), &modes("generic", "generic"));
+    in_every_fall_back("generic", "generic");
 }
 
 #[test]
 fn uplink_generic_pods_native() {
-    core_suite(&LabOptions::default(), &modes("generic", "native"));
+    in_every_fall_back("generic", "native");
 }

@@ -163,7 +163,7 @@ impl Agent {
                     reply,
                 });
                 // Somebody waits for exactly this: no debounce.
-                self.publish();
+                self.publish_endpoints();
             }
             Err(error) => {
                 tracing::warn!(container = attachment.container_id, %error, "ADD failed");
@@ -241,7 +241,7 @@ impl Agent {
         self.complete.remove(attachment);
         self.faults.endpoints.remove(attachment);
         // Its number is not another's before the tables are without it.
-        self.publish();
+        self.publish_endpoints();
     }
 
     /// Removes an endpoint and all that is its own; one that is not there is no fault.

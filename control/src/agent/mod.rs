@@ -24,10 +24,11 @@ use std::time::{Duration, Instant};
 use skein_cni::agent::{Attachment, Reply, Request};
 use skein_dataplane::ids::{Generation, PeerId};
 use skein_dataplane::io::program::Overlay;
+use skein_dataplane::snapshot::Snapshot;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cni_server::Backend;
-use crate::compile::{Compiled, Inputs, UplinkLink, compile};
+use crate::compile::{Compiled, Inputs, UplinkLink, compile, compile_endpoints};
 use crate::config::Config;
 use crate::endpoint::Endpoints;
 use crate::neighbour::Underlay;
@@ -52,6 +53,9 @@ const ASK_EVERY: Duration = Duration::from_millis(10);
 
 /// How often what failed is tried again, and neighbours that are not resolved are asked about.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// How often identities are said to be in use.
+const REFRESH: Duration = Duration::from_mins(1);
 
 /// Without a word from the source for this long, tables are published without it.
 const SYNC_WITHIN: Duration = Duration::from_secs(10);
@@ -154,6 +158,7 @@ pub struct Agent {
     waiting: Vec<Waiter>,
     faults: Faults,
     retry: Instant,
+    refresh: Instant,
 }
 
 /// What an agent is made of.
@@ -201,6 +206,7 @@ impl Agent {
             waiting: Vec::new(),
             faults: Faults::default(),
             retry: now,
+            refresh: now + REFRESH,
         }
     }
 
@@ -277,7 +283,12 @@ impl Agent {
     }
 
     fn try_again(&mut self, now: Instant) {
-        if self.identities.refresh(&self.state, now) {
+        let mut changed = self.identities.retry(&self.state, now);
+        if now >= self.refresh {
+            self.refresh = now + REFRESH;
+            changed |= self.identities.refresh(&self.state, now);
+        }
+        if changed {
             self.changed();
         }
         if self.underlay.unresolved() {
@@ -351,7 +362,7 @@ impl Agent {
         for node in self.state.nodes() {
             if node.name != self.config.node.name && !self.peers.contains_key(&node.name) {
                 // Never reused, so that a flow's memory of a node is of that node.
-                let number = self.peers.values().map(|id| id.0).max().unwrap_or(0) + 1;
+                let number = u32::try_from(self.peers.len()).unwrap_or(u32::MAX) + 1;
                 self.peers.insert(node.name.clone(), PeerId(number));
             }
         }
@@ -386,6 +397,27 @@ impl Agent {
     /// Makes the tables anew and hands them to the workers.
     fn publish(&mut self) {
         self.dirty = None;
+        let compiled = self.compile(compile);
+        for fault in &compiled.faults {
+            if !self.faults.tables.contains(fault) {
+                tracing::warn!("{fault}");
+            }
+        }
+        self.faults.tables.clone_from(&compiled.faults);
+        self.hand_over(compiled);
+    }
+
+    /// The same for this node's endpoints alone, since somebody waits for them.
+    fn publish_endpoints(&mut self) {
+        let compiled = self.compile(compile_endpoints);
+        // A contradiction may be of this endpoint's making, or end with it.
+        if !compiled.faults.is_empty() || !self.faults.tables.is_empty() {
+            self.changed();
+        }
+        self.hand_over(compiled);
+    }
+
+    fn compile(&self, how: fn(&Snapshot, &Inputs<'_>) -> Compiled) -> Compiled {
         let uplinks: Vec<UplinkLink> = (self.datapath.uplinks().values())
             .flat_map(|uplink| uplink.links.iter().map(|(entry, _)| *entry))
             .collect();
@@ -403,24 +435,17 @@ impl Agent {
             uplinks: &uplinks,
             placed: &placed,
         };
-        let Compiled {
-            tables,
-            faults,
-            complete,
-        } = compile(self.datapath.tables(), &inputs);
-        for fault in &faults {
-            if !self.faults.tables.contains(fault) {
-                tracing::warn!("{fault}");
-            }
-        }
-        self.faults.tables = faults;
-        let generation = tables.generation();
-        self.complete.retain(|known, _| complete.contains(known));
-        for attachment in complete {
+        how(self.datapath.tables(), &inputs)
+    }
+
+    fn hand_over(&mut self, compiled: Compiled) {
+        let generation = compiled.tables.generation();
+        (self.complete).retain(|known, _| compiled.complete.contains(known));
+        for attachment in compiled.complete {
             self.complete.entry(attachment).or_insert(generation);
         }
         tracing::debug!(generation = generation.0, "tables published");
-        self.datapath.publish(tables);
+        self.datapath.publish(compiled.tables);
     }
 
     /// Answers ADDs whose tables every worker has, and those that waited too long.

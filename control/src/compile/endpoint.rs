@@ -11,7 +11,7 @@ use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot};
 use super::{Inputs, describe};
 use crate::state::{Endpoint, Phase};
 
-type Local = BTreeMap<EndpointId, (snapshot::Endpoint, WorkerId)>;
+pub(super) type Local = BTreeMap<EndpointId, (snapshot::Endpoint, WorkerId)>;
 
 /// Endpoints whose links are open. One whose pod is not known (yet, or any more) keeps the
 /// identity that it had.

@@ -80,7 +80,7 @@ pub struct Compiled {
 struct Desired {
     node: snapshot::Node,
     peers: BTreeMap<PeerId, Peer>,
-    endpoints: BTreeMap<EndpointId, (snapshot::Endpoint, WorkerId)>,
+    endpoints: endpoint::Local,
     remote: BTreeMap<IpAddr, RemotePod>,
     complete: Vec<Attachment>,
     faults: Vec<String>,
@@ -104,6 +104,35 @@ pub fn compile(last: &Snapshot, inputs: &Inputs<'_>) -> Compiled {
     apply(last, inputs.uplinks, desired)
 }
 
+/// Moves this node's endpoints alone: what an ADD or DEL needs, at the cost of the node's pods
+/// and not of the cluster. All else stays as the last tables have it.
+#[must_use]
+pub fn compile_endpoints(last: &Snapshot, inputs: &Inputs<'_>) -> Compiled {
+    let mut faults = Vec::new();
+    let (endpoints, complete) = endpoint::local(inputs, last, &mut faults);
+    let mut builder = SnapshotBuilder::new(last);
+    remove_endpoints(last, &endpoints, &mut builder);
+    for address in endpoints.values().flat_map(|(entry, _)| &entry.addresses) {
+        builder.remove_remote_pod(*address);
+    }
+    for (endpoint, worker) in endpoints.into_values() {
+        let refused = builder.set_endpoint(endpoint, worker).err();
+        faults.extend(refused.map(|error| error.to_string()));
+    }
+    Compiled {
+        tables: builder.finish(),
+        faults,
+        complete,
+    }
+}
+
+fn remove_endpoints(last: &Snapshot, wanted: &endpoint::Local, builder: &mut SnapshotBuilder) {
+    let gone = last.endpoints().map(|endpoint| endpoint.id);
+    for id in gone.filter(|id| !wanted.contains_key(id)) {
+        builder.remove_endpoint(id);
+    }
+}
+
 /// Moves the tables to what they shall hold.
 fn apply(last: &Snapshot, uplinks: &[UplinkLink], mut desired: Desired) -> Compiled {
     let mut builder = SnapshotBuilder::new(last);
@@ -112,10 +141,7 @@ fn apply(last: &Snapshot, uplinks: &[UplinkLink], mut desired: Desired) -> Compi
     apply_uplinks(last, uplinks, &mut builder, &mut refused);
 
     // What goes makes room for what comes.
-    let gone = last.endpoints().map(|endpoint| endpoint.id);
-    for id in gone.filter(|id| !desired.endpoints.contains_key(id)) {
-        builder.remove_endpoint(id);
-    }
+    remove_endpoints(last, &desired.endpoints, &mut builder);
     for (address, _) in last.remote_pods() {
         if !desired.remote.contains_key(&address) {
             builder.remove_remote_pod(address);

@@ -93,7 +93,8 @@ fn hop(inputs: &Inputs<'_>, own: &Node, peer: &Node) -> Option<Hop> {
 #[derive(Default)]
 struct Claims {
     addresses: BTreeMap<IpAddr, String>,
-    ranges: Vec<(Cidr, String)>,
+    /// By first address; none overlaps another.
+    ranges: BTreeMap<IpAddr, (Cidr, String)>,
 }
 
 impl Claims {
@@ -113,16 +114,27 @@ impl Claims {
         }
         let mut ranges = Vec::new();
         for &range in &node.pod_cidrs {
-            match self.ranges.iter().find(|(held, _)| held.overlaps(range)) {
+            match self.overlapping(range) {
                 Some((held, other)) => faults.push(format!(
                     "node {name}: podCIDR {range} overlaps {held} of node {other}, who keeps it"
                 )),
                 None => {
-                    self.ranges.push((range, name.clone()));
+                    let entry = (range, name.clone());
+                    self.ranges.insert(range.address(), entry);
                     ranges.push(range);
                 }
             }
         }
         (addresses, ranges)
+    }
+
+    /// A range that shares an address with this one. Of two ranges that do, one holds the
+    /// other; so it is the last that begins before, or the first that begins after.
+    fn overlapping(&self, range: Cidr) -> Option<&(Cidr, String)> {
+        let before = self.ranges.range(..=range.address()).next_back();
+        let after = self.ranges.range(range.address()..).next();
+        (before.into_iter().chain(after))
+            .map(|(_, entry)| entry)
+            .find(|(held, _)| held.overlaps(range))
     }
 }

@@ -41,6 +41,7 @@ impl Cluster {
         for number in AGENTS {
             lab.node(number).start_agent(agent).expect("the agent");
         }
+        lab.wait_for_peers().expect("nodes that know each other");
         for (number, name) in [(1, "a"), (1, "b"), (2, "c")] {
             pods.push(add(&mut lab, number, name));
         }
