@@ -15,7 +15,7 @@ FUZZ_SECONDS ?= 60
 # The network plugin of `make conformance`: reference or skein.
 export CNI ?= reference
 
-.PHONY: help setup demo test lint check fuzz bench clean-lab test-matrix deny test-cluster conformance
+.PHONY: help setup demo test lint check fuzz bench clean-lab test-matrix test-long deny test-cluster conformance
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -41,6 +41,10 @@ fuzz: ## The fuzz targets, FUZZ_SECONDS each, on the stable toolchain
 
 test-matrix: setup ## The whole end-to-end suite in every combination of fall-backs (hours)
 	SKEIN_MATRIX=all cargo test --workspace
+
+test-long: setup ## 250 pods, thousands of ADDs and DELs, a hundred crashes (half an hour)
+	cargo build --workspace --bins
+	SKEIN_LONG=1 cargo test -p skein-perf --test e2e_many --test e2e_crash -- --nocapture
 
 test-cluster: setup ## A real Kubernetes out of namespaces and some of its own tests (needs Go 1.26)
 	deploy/cluster/setup.sh

@@ -12,9 +12,9 @@ use crate::announce::announce;
 use crate::interface::{self, Plan, in_pod};
 use crate::netlink::{Netlink, RouteScope};
 use crate::netns::Netns;
-use crate::plugin::{ask, connect, unexpected};
+use crate::plugin::{ask, connect, connect_patiently, unexpected};
 use crate::request::Call;
-use crate::spec::{CniError, CniResult, Interface, IpConfig, IpPrefix, RouteConfig, code};
+use crate::spec::{CniError, CniResult, Dns, Interface, IpConfig, IpPrefix, RouteConfig, code};
 use crate::undo::Undo;
 
 /// What ADD made.
@@ -28,7 +28,6 @@ pub struct Added {
 
 /// Makes the interface. The calling thread's network namespace is the host's.
 pub fn run(call: &Call) -> Result<Added, CniError> {
-    call.conf.refuse_delegated_ipam()?;
     let pod = open_pod(call)?;
     let mut undo = Undo::new();
     match make(call, &pod, &mut undo) {
@@ -63,8 +62,9 @@ fn open_pod(call: &Call) -> Result<Netns, CniError> {
 }
 
 fn make<'a>(call: &'a Call, pod: &Netns, undo: &mut Undo<'a>) -> Result<Added, CniError> {
-    let mut agent = connect(&call.conf)?;
-    let plan = reserve(call, &mut agent, undo)?;
+    let mut agent = connect_patiently(&call.conf)?;
+    let delegated = delegate(call, undo)?;
+    let plan = reserve(call, &delegated, &mut agent, undo)?;
 
     let mut host = Netlink::open()?;
     interface::remove(&mut host, Some(pod), &call.attachment)?;
@@ -87,20 +87,45 @@ fn make<'a>(call: &'a Call, pod: &Netns, undo: &mut Undo<'a>) -> Result<Added, C
         Ok(announce(pod_index, plan.pod_mac, &plan.ips))
     })?;
     let mut result = call.conf.prev_result.clone().unwrap_or_default();
-    result.append(describe(&plan, call));
+    let mut ours = describe(&plan, call);
+    if ours.dns == Dns::default() {
+        ours.dns = delegated.dns;
+    }
+    result.append(ours);
     Ok(Added {
         result,
         note: announced.err().map(|e| format!("not announced: {e}")),
     })
 }
 
+/// What the IPAM plugin gives, where there is one: addresses and name servers.
+fn delegate<'a>(call: &'a Call, undo: &mut Undo<'a>) -> Result<CniResult, CniError> {
+    let Some(ipam) = &call.ipam else {
+        return Ok(CniResult::default());
+    };
+    let result = ipam.add()?;
+    undo.push("release the IPAM plugin's addresses", || ipam.call("DEL"));
+    Ok(result)
+}
+
 /// First half of the conversation with the agent.
-fn reserve<'a>(call: &'a Call, agent: &mut Client, undo: &mut Undo<'a>) -> Result<Plan, CniError> {
+fn reserve<'a>(
+    call: &'a Call,
+    delegated: &CniResult,
+    agent: &mut Client,
+    undo: &mut Undo<'a>,
+) -> Result<Plan, CniError> {
+    // With an IPAM plugin, it is the one that hears what the runtime asks for.
+    let ips = match &call.ipam {
+        None => call.conf.runtime.ips.clone(),
+        Some(_) => delegated.ips.iter().map(|ip| ip.address.ip()).collect(),
+    };
     let request = agent::Request::Add {
         attachment: call.attachment.clone(),
+        network: call.conf.name.clone(),
         netns: call.netns()?.display().to_string(),
         pod: call.pod.clone(),
-        ips: call.conf.runtime.ips.clone(),
+        ips,
         mac: call.conf.runtime.mac.map(|mac| mac.to_string()),
         mtu: call.conf.mtu,
     };

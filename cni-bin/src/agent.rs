@@ -71,6 +71,8 @@ pub enum Request {
     Add {
         /// The interface to make.
         attachment: Attachment,
+        /// The CNI network's name.
+        network: String,
         /// The container's network namespace, a path.
         netns: String,
         /// The pod, where the runtime names one.
@@ -102,8 +104,10 @@ pub enum Request {
         /// The interface to look up.
         attachment: Attachment,
     },
-    /// CNI GC: remove every attachment that is not listed.
+    /// CNI GC: remove every attachment of a network that is not listed.
     Gc {
+        /// The CNI network's name.
+        network: String,
         /// What the runtime still has.
         valid: Vec<Attachment>,
     },

@@ -36,6 +36,9 @@ pub fn run(call: &Call) -> Result<(), CniError> {
     let mut differences = host_differences(&mut Netlink::open()?, &plan)?;
     differences.extend(in_pod(&pod, |netlink| pod_differences(netlink, &plan))?);
     differences.extend(result_differences(before, call, &plan));
+    if let Some(ipam) = &call.ipam {
+        differences.extend(ipam.call("CHECK").err().map(|error| error.to_string()));
+    }
     if differences.is_empty() {
         return Ok(());
     }

@@ -19,9 +19,19 @@ pub fn run(call: &Call) -> Result<Option<String>, CniError> {
     // The agent first, so that it lets go of the link before the link goes; whatever it
     // says, the link is removed.
     let asked = ask_agent(call);
+    let removed = remove_interface(call);
+    // One that was not there to be asked may have started meanwhile and found the link.
+    let asked = match asked {
+        Ok(Some(_)) => ask_agent(call),
+        asked => asked,
+    };
+    let addresses = call.ipam.as_ref().map_or(Ok(()), |ipam| ipam.call("DEL"));
+    removed.and(addresses).and(asked)
+}
+
+fn remove_interface(call: &Call) -> Result<(), CniError> {
     let pod = call.netns.as_deref().map(open_pod).transpose()?.flatten();
-    interface::remove(&mut Netlink::open()?, pod.as_ref(), &call.attachment)?;
-    asked
+    interface::remove(&mut Netlink::open()?, pod.as_ref(), &call.attachment)
 }
 
 fn ask_agent(call: &Call) -> Result<Option<String>, CniError> {

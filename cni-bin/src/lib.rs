@@ -26,6 +26,7 @@ pub mod announce;
 pub mod call_log;
 pub mod ethtool;
 pub mod interface;
+pub mod ipam;
 pub mod mac;
 pub mod netlink;
 pub mod netns;

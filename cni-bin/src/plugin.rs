@@ -1,6 +1,7 @@
 //! One call of the plugin, from environment and standard input to what is printed.
 
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::agent::{self, Client, Reply};
 use crate::request::{Environment, Request};
@@ -9,6 +10,10 @@ use crate::{add, call_log, check, del, gc, status};
 
 /// How long one answer of the agent may take: it gives up by itself after about 10 s.
 pub const AGENT_DEADLINE: Duration = Duration::from_secs(15);
+
+/// How long an ADD waits for an agent that does not listen, and how often it looks.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+const START_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a call printed and how it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,8 +80,8 @@ fn serve(request: &Request) -> Result<Answer, CniError> {
             ..Answer::default()
         }),
         Request::Check(call) => check::run(call).map(|()| Answer::default()),
-        Request::Gc(conf) => gc::run(conf).map(|()| Answer::default()),
-        Request::Status(conf) => status::run(conf).map(|()| Answer::default()),
+        Request::Gc(conf, ipam) => gc::run(conf, ipam.as_ref()).map(|()| Answer::default()),
+        Request::Status(conf, ipam) => status::run(conf, ipam.as_ref()).map(|()| Answer::default()),
         Request::Version(asked) => Ok(Answer {
             stdout: spec::version_reply(asked.as_deref()),
             ..Answer::default()
@@ -124,6 +129,17 @@ fn log(env: Environment<'_>, stdin: &[u8], outcome: &Result<Answer, CniError>) {
 /// Connects to the agent that the configuration names.
 pub(crate) fn connect(conf: &NetConf) -> Result<Client, CniError> {
     Ok(Client::connect(&conf.socket, AGENT_DEADLINE)?)
+}
+
+/// The same, but for an agent that does not listen waits a little: it may only just start.
+pub(crate) fn connect_patiently(conf: &NetConf) -> Result<Client, CniError> {
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        match Client::connect(&conf.socket, AGENT_DEADLINE) {
+            Err(_) if Instant::now() < deadline => thread::sleep(START_INTERVAL),
+            connected => return Ok(connected?),
+        }
+    }
 }
 
 /// Asks the agent; its own errors are ours.

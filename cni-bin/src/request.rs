@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::agent::{Attachment, PodRef};
+use crate::ipam::Ipam;
 use crate::spec::{self, CniError, NetConf, Version, code};
 
 /// The longest container id, so that it fits, with an interface name, in a link's alias.
@@ -53,9 +54,9 @@ pub enum Request {
     /// Verify an interface.
     Check(Call),
     /// Remove what the runtime no longer has.
-    Gc(NetConf),
+    Gc(NetConf, Option<Ipam>),
     /// Could an ADD succeed?
-    Status(NetConf),
+    Status(NetConf, Option<Ipam>),
     /// Which versions? Holds the `cniVersion` of the question.
     Version(Option<String>),
 }
@@ -73,6 +74,8 @@ pub struct Call {
     pub netns: Option<PathBuf>,
     /// The Kubernetes pod, where the runtime names one; never for DEL.
     pub pod: Option<PodRef>,
+    /// The plugin that gives addresses, where the configuration names one.
+    pub ipam: Option<Ipam>,
 }
 
 impl Call {
@@ -129,12 +132,14 @@ impl Request {
                 format!("it needs {} or later", since.as_str()),
             ));
         }
+        let ipam = conf.ipam.as_ref();
+        let ipam = ipam.map(|name| Ipam::new(name, env, stdin));
         match command.as_str() {
-            "GC" => Ok(Self::Gc(conf)),
-            "STATUS" => Ok(Self::Status(conf)),
-            "DEL" => Ok(Self::Del(call(env, conf, |_| Ok(None))?)),
+            "GC" => Ok(Self::Gc(conf, ipam)),
+            "STATUS" => Ok(Self::Status(conf, ipam)),
+            "DEL" => Ok(Self::Del(call(env, conf, ipam, |_| Ok(None))?)),
             _ => {
-                let call = call(env, conf, pod)?;
+                let call = call(env, conf, ipam, pod)?;
                 call.netns()?;
                 Ok(if command == "ADD" {
                     Self::Add(call)
@@ -151,6 +156,7 @@ impl Request {
 fn call(
     env: Environment<'_>,
     conf: NetConf,
+    ipam: Option<Ipam>,
     pod: impl Fn(&str) -> Result<Option<PodRef>, CniError>,
 ) -> Result<Call, CniError> {
     let container_id = variable(env, "CNI_CONTAINERID")?.unwrap_or_default();
@@ -191,6 +197,7 @@ fn call(
         ifname,
         netns,
         pod: pod(&arguments)?,
+        ipam,
     })
 }
 

@@ -252,6 +252,7 @@ mod tests {
     fn add() -> Request {
         Request::Add {
             attachment: attachment(),
+            network: "skein".into(),
             netns: "/n".into(),
             pod: None,
             ips: vec![],

@@ -17,22 +17,22 @@ use crate::ipam::{Ipam, IpamError};
 use crate::mac::{self, MacAddr, fnv1a64};
 use crate::state::Endpoint;
 
-/// CNI error codes.
+/// CNI error codes; 100 to 109 are the plugin's own.
 pub mod code {
     /// Try again later.
     pub const TRY_AGAIN: u32 = 11;
     /// STATUS: no ADD can succeed now.
     pub const NOT_READY: u32 = 50;
     /// The request contradicts itself or what stands.
-    pub const REFUSED: u32 = 100;
+    pub const REFUSED: u32 = 110;
     /// No address is left, or the one asked for is taken.
-    pub const ADDRESS: u32 = 101;
+    pub const ADDRESS: u32 = 111;
     /// The state directory cannot be written.
-    pub const STATE: u32 = 102;
+    pub const STATE: u32 = 112;
     /// The datapath could not take the link.
-    pub const DATAPATH: u32 = 103;
+    pub const DATAPATH: u32 = 113;
     /// There is no such endpoint.
-    pub const UNKNOWN: u32 = 104;
+    pub const UNKNOWN: u32 = 114;
 }
 
 /// Offloads of the pod's end that are turned off: all but the last would hand the datapath
@@ -79,6 +79,8 @@ impl From<IpamError> for AgentError {
 pub struct Wanted {
     /// Container and interface.
     pub attachment: Attachment,
+    /// The CNI network's name.
+    pub network: String,
     /// Path of the network namespace.
     pub netns: String,
     /// The pod, where the runtime names one.
@@ -229,6 +231,7 @@ impl Endpoints {
         let ips = self.ipam.allocate(&wanted.attachment, &wanted.ips)?;
         let endpoint = Endpoint {
             attachment: wanted.attachment.clone(),
+            network: wanted.network,
             netns: wanted.netns,
             pod: wanted.pod,
             ips,
@@ -326,6 +329,7 @@ mod tests {
                 container_id: container.into(),
                 ifname: "eth0".into(),
             },
+            network: "skein".into(),
             netns: "/run/netns/x".into(),
             pod: None,
             ips: vec![],

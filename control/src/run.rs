@@ -1,7 +1,7 @@
 //! An agent's life: what is started in which order, and stopped in which.
 //!
-//! Start: lock, records, packet memory, workers, endpoints of before, sources, then the
-//! sockets: nobody is answered by half an agent. Stop (SIGTERM, SIGINT): sockets first, so that
+//! Start: lock, socket, records, packet memory, workers, endpoints of before, sources; only then
+//! is the socket served: nobody is answered by half an agent. Stop (SIGTERM, SIGINT): sockets first, so that
 //! nothing new begins; then the sources; then workers and AF_XDP sockets; the lock last. XDP
 //! programs stay attached and pinned, so that until the next agent comes what is ours is
 //! dropped, and everything else passes.
@@ -87,6 +87,9 @@ fn refuse_what_is_not_built_in(config: &Config) -> Result<(), RunError> {
 async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
     // Before anything is made that a signal should not leave behind.
     let stop = stop_signal()?;
+    // Callers wait in its queue until the rest stands. It is there before devices are looked
+    // at: a DEL that found no socket has removed its device by then, and is not forgotten.
+    let socket = cni_server::listen(&config.api.socket).map_err(said)?;
     let mut kernel = Netlink::new().map_err(|error| RunError(format!("netlink: {error}")))?;
     check_uplinks(&config, &mut kernel)?;
     let (notices, kernel_notices) = mpsc::channel(64);
@@ -118,7 +121,6 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
         .spawn(move || source.run(events))
         .map_err(|error| RunError(format!("thread: {error}")))?;
     let metrics = observe::listen(config.api.metrics).await?;
-    let socket = cni_server::listen(&config.api.socket).map_err(said)?;
     let socket_path = config.api.socket.clone();
     let (handle, commands) = Handle::new();
     let servers = [

@@ -109,6 +109,8 @@ impl Pod {
 pub struct Endpoint {
     /// Container and interface
     pub attachment: Attachment,
+    /// The CNI network's name
+    pub network: String,
     /// Path of the network namespace
     pub netns: String,
     /// The Kubernetes pod, where the runtime named one

@@ -253,6 +253,7 @@ fn attachment() -> Attachment {
 fn add(client: &mut Client, uid: &str) -> Reservation {
     let request = Request::Add {
         attachment: attachment(),
+        network: "skein".into(),
         netns: "/run/netns/x".into(),
         pod: Some(PodRef {
             namespace: "shop".into(),
@@ -443,6 +444,7 @@ fn an_add_waits_for_its_very_pod_and_gives_back_what_fails() {
     };
     let request = Request::Add {
         attachment: other.clone(),
+        network: "skein".into(),
         netns: "/run/netns/x".into(),
         pod: None,
         ips: vec![],
@@ -473,9 +475,16 @@ fn an_add_waits_for_its_very_pod_and_gives_back_what_fails() {
     assert_eq!(status["healthy"], false);
     assert!(status["faults"].to_string().contains("gone without a DEL"));
     // GC with nothing valid removes it.
-    let gc = Request::Gc { valid: vec![] };
-    assert_eq!(agent.client().call(&gc).unwrap(), Reply::Done);
-    assert_eq!(agent.view("status")["addresses"]["ipv4"]["used"], 0);
+    // … of its own network, and none of another's.
+    for (network, left) in [("other", 1), ("skein", 0)] {
+        let gc = Request::Gc {
+            network: network.into(),
+            valid: vec![],
+        };
+        assert_eq!(agent.client().call(&gc).unwrap(), Reply::Done);
+        let used = &agent.view("status")["addresses"]["ipv4"]["used"];
+        assert_eq!(*used, left, "{network}");
+    }
     agent.stop();
     assert!(node.log().contains(BALANCED), "{}", node.log());
 }

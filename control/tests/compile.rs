@@ -69,6 +69,7 @@ impl World {
         };
         self.placed.insert(attachment.clone(), placed);
         self.state.set_endpoint(Endpoint {
+            network: "skein".into(),
             attachment: attachment.clone(),
             netns: "/n".into(),
             pod: pod.map(|name| PodRef {

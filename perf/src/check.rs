@@ -11,6 +11,7 @@ use crate::bins;
 use crate::cmd::{Cmd, Running};
 use crate::pod::Netns;
 use crate::probe::rr::Latency;
+use crate::probe::sweep::Sweep;
 use crate::probe::tcp::Transfer;
 use crate::probe::udp::{Count, Echoes};
 
@@ -190,6 +191,49 @@ pub fn tcp_rr(
         .args(["tcp-rr", &address(ip, port)])
         .args(["--seconds", &time.as_secs_f64().to_string()])
         .timeout(time + SLACK)
+        .run()
+        .and_then(|output| result(&output.stdout))
+}
+
+/// A TCP connection that carries a request every ten milliseconds until it is dropped.
+#[derive(Debug)]
+pub struct Session {
+    client: Running,
+    _server: Running,
+}
+
+/// Opens a connection that lasts.
+///
+/// # Errors
+/// If a probe cannot start.
+pub fn session(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Session> {
+    let (server, port) = serve(to, None, &["tcp-rr-serve"])?;
+    let client = probe(from, None)?
+        .args(["tcp-rr", &address(ip, port)])
+        .args(["--seconds", "1000000", "--pause", "0.01"])
+        .spawn()?;
+    Ok(Session {
+        client,
+        _server: server,
+    })
+}
+
+impl Session {
+    /// Whether the connection still stands: its client ends with it.
+    pub fn is_alive(&mut self) -> Result<bool> {
+        self.client.is_alive()
+    }
+}
+
+/// Pings every target from `from`, each until it answers, for at most `within`.
+///
+/// # Errors
+/// If the probe cannot run; who did not answer is in the result.
+pub fn sweep(from: &Netns, targets: &[IpAddr], within: Duration) -> Result<Sweep> {
+    probe(from, None)?
+        .args(["sweep", "--seconds", &within.as_secs_f64().to_string()])
+        .args(targets.iter().map(ToString::to_string))
+        .timeout(within + SLACK)
         .run()
         .and_then(|output| result(&output.stdout))
 }

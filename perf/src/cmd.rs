@@ -288,6 +288,11 @@ impl Running {
         self.child.id()
     }
 
+    /// Whether it has not ended yet.
+    pub fn is_alive(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
     /// Waits for a line of standard output that begins with `prefix`; returns the rest of it.
     pub fn expect_line(&mut self, prefix: &str, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;

@@ -119,6 +119,22 @@ impl Pod {
         labels: &BTreeMap<String, String>,
         annotations: &BTreeMap<String, String>,
     ) -> Result<Self> {
+        let mut pod = Self::prepare(node, namespace, name, labels, annotations)?;
+        pod.connect()?;
+        Ok(pod)
+    }
+
+    /// The same, but for the plugin: a namespace and a manifest, for [`Pod::connect`].
+    ///
+    /// # Errors
+    /// `ip`'s, or the manifest's.
+    pub fn prepare(
+        node: &NodeInfo,
+        namespace: &str,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<Self> {
         let netns = format!("{}-{}-{namespace}-{name}", node.lab, node.name);
         let container = cluster::uid(&format!("container/{netns}/{}", state::unique_name()));
         let info = PodInfo {
@@ -133,13 +149,28 @@ impl Pod {
             ips: Vec::new(),
             result: None,
         };
-        let mut pod = Self { info };
-        if let Err(error) = pod.connect() {
-            // The first error is the one to tell; the end of the lab removes what stays.
-            drop(pod.remove());
-            return Err(error.context(format!("pod {namespace}/{name} on {}", node.name)));
-        }
+        let pod = Self { info };
+        let prepared = pod.show_in_node().and_then(|()| pod.write_manifest());
+        prepared.map_err(|error| pod.give_up(error))?;
         Ok(pod)
+    }
+
+    /// Connects a prepared pod; how long the plugin took that succeeded.
+    ///
+    /// # Errors
+    /// See [`Pod::add`].
+    pub fn connect(&mut self) -> Result<Duration> {
+        self.try_connect().map_err(|error| self.give_up(error))
+    }
+
+    fn give_up(&self, error: anyhow::Error) -> anyhow::Error {
+        // The first error is the one to tell; the end of the lab removes what stays.
+        drop(self.remove());
+        error.context(format!(
+            "pod {} on {}",
+            self.full_name(),
+            self.info.node.name
+        ))
     }
 
     /// A pod that another process made, from its record.
@@ -147,14 +178,13 @@ impl Pod {
         Self { info }
     }
 
-    fn connect(&mut self) -> Result<()> {
-        self.show_in_node()?;
-        self.write_manifest()?;
-        let result = self.cni_add()?;
+    fn try_connect(&mut self) -> Result<Duration> {
+        let (result, took) = self.cni_add()?;
         self.info.ips = addresses(&result)?;
         self.info.result = Some(result);
         self.write_manifest()?;
-        state::write_json(&self.record_path(), &self.info)
+        state::write_json(&self.record_path(), &self.info)?;
+        Ok(took)
     }
 
     /// Binds the namespace to the same path in the node's own /run.
@@ -170,14 +200,15 @@ impl Pod {
             .map(drop)
     }
 
-    fn cni_add(&self) -> Result<Value> {
+    fn cni_add(&self) -> Result<(Value, Duration)> {
         let deadline = Instant::now() + PATIENCE;
         loop {
+            let start = Instant::now();
             let output = self.cni("ADD")?.try_run()?;
             let reply: Value = serde_json::from_str(&output.stdout)
                 .with_context(|| format!("skein-cni ADD wrote no JSON: {}", output.describe()))?;
             if output.status.success() {
-                return Ok(reply);
+                return Ok((reply, start.elapsed()));
             }
             if reply["code"] != TRY_AGAIN || Instant::now() >= deadline {
                 bail!("skein-cni ADD failed: {}", output.describe());

@@ -29,8 +29,8 @@ pub struct NetConf {
     pub socket: PathBuf,
     /// Where to write a line for each call.
     pub log_file: Option<PathBuf>,
-    /// The configuration of an IPAM plugin; `None`: the agent's own pool.
-    pub ipam: Option<Value>,
+    /// Name of the IPAM plugin; `None`: the agent's own pool.
+    pub ipam: Option<String>,
     /// MTU of the pod's routes, bytes; `None`: the agent's choice.
     pub mtu: Option<u32>,
     /// What the runtime adds for this container, by capability.
@@ -175,7 +175,11 @@ impl NetConf {
             name,
             socket,
             log_file: raw.log_file,
-            ipam: raw.ipam.filter(|ipam| !is_empty_object(ipam)),
+            ipam: raw
+                .ipam
+                .filter(|ipam| !is_empty_object(ipam))
+                .map(|ipam| check_ipam(&ipam))
+                .transpose()?,
             mtu,
             runtime: raw
                 .runtime_config
@@ -196,24 +200,15 @@ impl NetConf {
     /// Reads only what DEL needs. A configuration that ADD refuses must not keep a container
     /// from being removed.
     pub fn parse_for_removal(document: &[u8]) -> Result<Self, CniError> {
-        const NEEDED: [&str; 4] = ["cniVersion", "name", "socket", "logFile"];
+        const NEEDED: [&str; 5] = ["cniVersion", "name", "socket", "logFile", "ipam"];
         let mut document: BTreeMap<String, Value> =
             serde_json::from_slice(document).map_err(|e| decoding(&e))?;
-        document.retain(|key, _| NEEDED.contains(&key.as_str()));
+        document.retain(|key, value| {
+            // An IPAM plugin that could never be run has given no addresses.
+            NEEDED.contains(&key.as_str()) && (key != "ipam" || check_ipam(value).is_ok())
+        });
         let document = serde_json::to_vec(&document).map_err(|e| decoding(&e))?;
         Self::parse(&document)
-    }
-
-    /// Refuses an IPAM plugin: the agent's own pool is all there is yet.
-    pub fn refuse_delegated_ipam(&self) -> Result<(), CniError> {
-        match &self.ipam {
-            None => Ok(()),
-            Some(ipam) => Err(CniError::new(
-                code::UNSUPPORTED_FIELD,
-                format!("ipam {ipam} is not supported yet"),
-                "leave ipam out: the Skein agent gives pods their addresses",
-            )),
-        }
     }
 }
 
@@ -248,6 +243,19 @@ impl RuntimeConfig {
             bandwidth: raw.bandwidth,
         })
     }
+}
+
+/// The name of the IPAM plugin: a file's, no path's.
+fn check_ipam(ipam: &Value) -> Result<String, CniError> {
+    let name = ipam["type"].as_str().unwrap_or_default();
+    if !is_identifier(name) {
+        return Err(invalid(
+            &format!("ipam {ipam}"),
+            "ipam.type is the name of a plugin in CNI_PATH; \
+             without ipam the Skein agent gives pods their addresses",
+        ));
+    }
+    Ok(name.to_owned())
 }
 
 fn check_mac(text: &str) -> Result<MacAddr, CniError> {

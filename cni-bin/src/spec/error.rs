@@ -6,7 +6,8 @@ use super::Version;
 use crate::agent::{AgentError, CallError};
 use crate::netlink::NetlinkError;
 
-/// Error codes: 1 to 99 are the specification's, 100 and above ours.
+/// Error codes: 1 to 99 are the specification's, 100 to 109 the plugin's, and from
+/// 110 on the agent's.
 pub mod code {
     /// The configuration's `cniVersion` cannot be spoken, or lacks the command.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
@@ -34,6 +35,8 @@ pub mod code {
     pub const AGENT_PROTOCOL: u32 = 102;
     /// CHECK found something other than what ADD made.
     pub const CHECK_FAILED: u32 = 103;
+    /// The IPAM plugin could not be run, or answered nonsense; its own errors keep their code.
+    pub const DELEGATE: u32 = 104;
 }
 
 /// A command's failure.

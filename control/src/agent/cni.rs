@@ -6,7 +6,7 @@ use skein_cni::agent::{AgentError, Attachment, Reply, Request};
 use skein_dataplane::ids::Generation;
 use tokio::sync::oneshot;
 
-use super::{ATTACH_WITHIN, Agent, Command, Waiter};
+use super::{ATTACH_WITHIN, Agent, Command, Early, READY_WITHIN, Waiter};
 use crate::endpoint::{Wanted, agent_error, code, reservation, unknown};
 
 /// Outer headers before the inner IP packet, in bytes: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
@@ -34,9 +34,34 @@ impl Agent {
             ) => {
                 self.attach(attachment, ifindex, reply);
             }
+            Command::Call(request @ Request::Add { .. }, reply) if !self.not_ready().is_empty() => {
+                self.early.push(Early {
+                    request,
+                    deadline: Instant::now() + READY_WITHIN,
+                    reply,
+                });
+            }
             Command::Call(request, reply) => {
                 let answer = self.call(request).unwrap_or_else(Reply::Error);
                 let _ = reply.send(answer);
+            }
+        }
+    }
+
+    /// Takes up the ADDs that came before the agent was ready, once it is; those that waited too
+    /// long hear what is missing.
+    pub(super) fn answer_early(&mut self, now: Instant) {
+        if self.early.is_empty() {
+            return;
+        }
+        let is_ready = self.not_ready().is_empty();
+        for early in std::mem::take(&mut self.early) {
+            if is_ready || now >= early.deadline {
+                let answer = self.call(early.request).unwrap_or_else(Reply::Error);
+                // A caller who is gone has its connection's end seen to elsewhere.
+                drop(early.reply.send(answer));
+            } else {
+                self.early.push(early);
             }
         }
     }
@@ -45,6 +70,7 @@ impl Agent {
         match request {
             Request::Add {
                 attachment,
+                network,
                 netns,
                 pod,
                 ips,
@@ -52,6 +78,7 @@ impl Agent {
                 mtu,
             } => self.add(Wanted {
                 attachment,
+                network,
                 netns,
                 pod,
                 ips,
@@ -64,8 +91,10 @@ impl Agent {
                 Ok(Reply::Done)
             }
             Request::Check { attachment } => self.check(&attachment),
-            Request::Gc { valid } => {
+            Request::Gc { network, valid } => {
+                // Other networks of this plugin have lists of their own.
                 let stale: Vec<_> = (self.endpoints.iter())
+                    .filter(|endpoint| endpoint.network == network)
                     .map(|endpoint| endpoint.attachment.clone())
                     .filter(|held| !valid.contains(held) && !self.pending.contains(held))
                     .collect();
@@ -224,10 +253,18 @@ impl Agent {
             .endpoints
             .find(attachment)
             .ok_or_else(|| unknown(attachment))?;
-        if !self.datapath.pods().contains_key(attachment) {
+        let disconnected = |reason: String| {
             let msg = format!("device {} is not connected", endpoint.host_ifname);
+            Err(agent_error(code::DATAPATH, msg, reason))
+        };
+        let Some(pod) = self.datapath.pods().get(attachment) else {
             let reason = self.faults.endpoints.get(attachment).cloned();
-            return Err(agent_error(code::DATAPATH, msg, reason.unwrap_or_default()));
+            return disconnected(reason.unwrap_or_default());
+        };
+        let entry = self.datapath.tables().endpoint(pod.placed.id);
+        if entry.is_none_or(|entry| entry.addresses != endpoint.ips) {
+            let details = "the datapath's tables do not have it with its addresses";
+            return disconnected(details.to_owned());
         }
         Ok(Reply::Reserved(reservation(endpoint)))
     }

@@ -60,6 +60,9 @@ const REFRESH: Duration = Duration::from_mins(1);
 /// Without a word from the source for this long, tables are published without it.
 const SYNC_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long an ADD waits for an agent that is not ready: it may only just have started.
+const READY_WITHIN: Duration = Duration::from_secs(5);
+
 /// How long the second half of an ADD may take.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
 
@@ -123,6 +126,14 @@ struct Waiter {
     reply: oneshot::Sender<Reply>,
 }
 
+/// An ADD that came before the agent was ready.
+#[derive(Debug)]
+struct Early {
+    request: Request,
+    deadline: Instant,
+    reply: oneshot::Sender<Reply>,
+}
+
 /// What is wrong, by where it comes from.
 #[derive(Debug, Default)]
 struct Faults {
@@ -156,6 +167,7 @@ pub struct Agent {
     /// Attachments whose ADD is between its halves.
     pending: BTreeSet<Attachment>,
     waiting: Vec<Waiter>,
+    early: Vec<Early>,
     faults: Faults,
     retry: Instant,
     refresh: Instant,
@@ -204,6 +216,7 @@ impl Agent {
             complete: BTreeMap::new(),
             pending: BTreeSet::new(),
             waiting: Vec::new(),
+            early: Vec::new(),
             faults: Faults::default(),
             retry: now,
             refresh: now + REFRESH,
@@ -233,6 +246,7 @@ impl Agent {
         }
         // Whoever waits is told to come again; the next agent does it.
         self.waiting.clear();
+        self.early.clear();
         self.datapath.stop()
     }
 
@@ -246,6 +260,9 @@ impl Agent {
         }
         if self.ask.is_some() {
             wake = wake.min(self.ask_after);
+        }
+        if let Some(deadline) = self.early.iter().map(|early| early.deadline).min() {
+            wake = wake.min(deadline);
         }
         for waiter in &self.waiting {
             // An acknowledgement says nothing by itself; a pod's object comes as an event.
@@ -278,6 +295,7 @@ impl Agent {
         {
             self.publish();
         }
+        self.answer_early(now);
         self.answer_waiting(now);
         self.report();
     }

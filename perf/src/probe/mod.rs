@@ -6,10 +6,11 @@
 
 pub mod http;
 pub mod rr;
+pub mod sweep;
 pub mod tcp;
 pub mod udp;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -73,6 +74,17 @@ pub enum Probe {
         /// How long.
         #[arg(long, default_value_t = 3.0)]
         seconds: f64,
+        /// Seconds between requests.
+        #[arg(long, default_value_t = 0.0)]
+        pause: f64,
+    },
+    /// Ping many addresses, each until it answers.
+    Sweep {
+        /// Whom to ping.
+        targets: Vec<IpAddr>,
+        /// How long to go on.
+        #[arg(long, default_value_t = 10.0)]
+        seconds: f64,
     },
     /// Fetch a page over HTTP/1.1; fails unless the status is 200.
     HttpGet {
@@ -103,7 +115,10 @@ pub fn run(probe: Probe) -> Result<()> {
         Probe::UdpSink => print(&udp::sink()?),
         Probe::UdpBlast { to, size, seconds } => print(&udp::blast(to, size, duration(seconds)?)?),
         Probe::TcpRrServe => rr::serve(),
-        Probe::TcpRr { to, seconds } => print(&rr::run(to, duration(seconds)?)?),
+        Probe::TcpRr { to, seconds, pause } => {
+            print(&rr::run(to, duration(seconds)?, duration(pause)?)?)
+        }
+        Probe::Sweep { targets, seconds } => print(&sweep::run(&targets, duration(seconds)?)?),
         Probe::HttpGet { to, page } => http::get(to, &page).map(|body| print!("{body}")),
     }
 }

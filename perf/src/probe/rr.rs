@@ -44,8 +44,8 @@ pub fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Sends requests for `time` and measures each answer.
-pub fn run(to: SocketAddr, time: Duration) -> Result<Latency> {
+/// Sends requests for `time`, with `pause` between them, and measures each answer.
+pub fn run(to: SocketAddr, time: Duration, pause: Duration) -> Result<Latency> {
     let mut stream = TcpStream::connect_timeout(&to, SILENCE)
         .with_context(|| format!("cannot connect to {to}"))?;
     stream.set_nodelay(true)?;
@@ -61,6 +61,9 @@ pub fn run(to: SocketAddr, time: Duration) -> Result<Latency> {
             .with_context(|| format!("no answer from {to} after {} answers", answers.len()))?;
         let elapsed = u64::try_from(start.elapsed().as_nanos()).unwrap_or(LONGEST_NS);
         answers.saturating_record(elapsed);
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
     }
     let at = |quantile| answers.value_at_quantile(quantile) as f64 / 1000.0;
     Ok(Latency {

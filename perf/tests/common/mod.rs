@@ -4,6 +4,8 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+pub mod ledger;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,23 +35,36 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn new(lab: &LabOptions, agent: &AgentOptions) -> Self {
+        let mut cluster = Self::bare(lab);
+        for number in AGENTS {
+            cluster.start_agent(number, agent);
+        }
+        cluster
+            .lab
+            .wait_for_peers()
+            .expect("nodes that know each other");
+        for (number, name) in [(1, "a"), (1, "b"), (2, "c")] {
+            let pod = add(&mut cluster.lab, number, name);
+            cluster.pods.push(pod);
+        }
+        cluster
+    }
+
+    /// The lab alone: no agent, no pod.
+    pub fn bare(lab: &LabOptions) -> Self {
         let turn = ONE_AT_A_TIME.lock();
         // A failed test poisons the turn, not the next one's lab.
         let turn = turn.unwrap_or_else(PoisonError::into_inner);
-        let mut lab = Lab::new(lab).expect("a lab needs root and its programs");
-        let mut pods = Vec::new();
-        for number in AGENTS {
-            lab.node(number).start_agent(agent).expect("the agent");
-        }
-        lab.wait_for_peers().expect("nodes that know each other");
-        for (number, name) in [(1, "a"), (1, "b"), (2, "c")] {
-            pods.push(add(&mut lab, number, name));
-        }
         Self {
-            lab,
-            pods,
+            lab: Lab::new(lab).expect("a lab needs root and its programs"),
+            pods: Vec::new(),
             _turn: turn,
         }
+    }
+
+    pub fn start_agent(&mut self, number: usize, agent: &AgentOptions) {
+        let node = self.lab.node(number);
+        node.start_agent(agent).expect("the agent");
     }
 
     /// Packets that the workers of all nodes have taken from AF_XDP sockets.
