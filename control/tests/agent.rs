@@ -410,6 +410,28 @@ fn a_pod_survives_restarts_and_goes_without_a_trace() {
 }
 
 #[test]
+fn an_endpoint_that_cannot_be_restored_is_tried_again() {
+    let node = Node::new();
+    node.pod_manifest("u1");
+    let agent = node.start();
+    agent.until_ready();
+    let reservation = add_pod(&node, &agent, "u1");
+    agent.stop();
+    // Something stands where the map is to be pinned.
+    let pin = node.path(&format!("bpf/skein/{}/xsks", reservation.host_ifname));
+    fs::remove_file(&pin).unwrap();
+    fs::create_dir(&pin).unwrap();
+    let agent = node.start();
+    until("it fails", || node.log().contains("is not restored"));
+    assert!(!gateway_answers(&node));
+    fs::remove_dir(&pin).unwrap();
+    until("the gateway answers again", || gateway_answers(&node));
+    until("all is well", || agent.view("status")["healthy"] == true);
+    agent.stop();
+    assert!(node.log().contains(BALANCED), "{}", node.log());
+}
+
+#[test]
 fn a_connection_that_ends_late_leaves_a_later_add_alone() {
     let node = Node::new();
     node.pod_manifest("u1");

@@ -296,6 +296,7 @@ impl Agent {
             self.ask_kernel(Notice::Neighbours);
         }
         self.reconcile_uplinks();
+        self.reopen();
         // A large table of workers may have let go of old publications meanwhile.
         self.datapath.acknowledged();
     }
