@@ -436,15 +436,4 @@ mod tests {
         let conf = NetConf::parse_for_removal(document.as_bytes()).unwrap();
         assert_eq!(conf.mtu, None);
     }
-
-    #[test]
-    fn an_ipam_plugin_is_refused_by_name() {
-        let conf = parse(&with("ipam", json!({"type": "host-local"}))).unwrap();
-        let error = conf.refuse_delegated_ipam().unwrap_err();
-        assert_eq!(error.code, code::UNSUPPORTED_FIELD);
-        assert!(
-            error.msg.contains(r#"ipam {"type":"host-local"}"#),
-            "{error}"
-        );
-    }
 }

@@ -228,7 +228,7 @@ fn answer(state: &mut State, host: &Netns, request: &Request) -> Reply {
             Some(reservation) => Reply::Reserved(reservation.clone()),
             None => refusal("no such endpoint"),
         },
-        Request::Gc { valid } => {
+        Request::Gc { valid, .. } => {
             state.reserved.retain(|key, _| valid.contains(key));
             Reply::Done
         }
