@@ -52,14 +52,7 @@ pub type MakeOpener = fn(&Config, &std::sync::Arc<FrameStore>) -> Result<Box<dyn
 
 /// Runs an agent whose devices are opened by `opener` until SIGTERM or SIGINT.
 pub fn run_with(config: Config, opener: MakeOpener) -> Result<(), RunError> {
-    if config.cluster.source == Source::Kubernetes {
-        return Err(RunError(
-            "cluster.source = \"kubernetes\" is not built into this agent yet; \
-             use \"directory\" with a folder of manifests"
-                .into(),
-        ));
-    }
-    refuse_what_is_not_built_in(&config)?;
+    refuse_what_is_to_come(&config)?;
     let _lock = AgentLock::take(&config.state.directory).map_err(said)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -68,18 +61,23 @@ pub fn run_with(config: Config, opener: MakeOpener) -> Result<(), RunError> {
         .block_on(live(config, opener))
 }
 
-/// A setting that would be ignored is refused instead, so that nobody relies on it.
-fn refuse_what_is_not_built_in(config: &Config) -> Result<(), RunError> {
-    let refused = |setting: &str, instead: &str| {
+/// What the configuration knows and this agent does not do: said, never passed over, where the
+/// node's packets would go another way than was asked for.
+fn refuse_what_is_to_come(config: &Config) -> Result<(), RunError> {
+    let refused = |what, instead| {
         Err(RunError(format!(
-            "{setting} is not built into this agent yet; use {instead}"
+            "{what} is not built into this agent yet; use {instead}"
         )))
     };
-    if config.uplink.io == UplinkIo::Udp {
-        return refused("uplink.io = \"udp\"", "\"xsk\"");
+    if config.cluster.source == Source::Kubernetes {
+        let instead = "\"directory\" with a folder of manifests";
+        return refused("cluster.source = \"kubernetes\"", instead);
     }
     if config.overlay.mode == OverlayMode::Native {
         return refused("overlay.mode = \"native\"", "\"vxlan\"");
+    }
+    if config.uplink.io == UplinkIo::Udp {
+        return refused("uplink.io = \"udp\"", "\"xsk\"");
     }
     Ok(())
 }

@@ -635,6 +635,16 @@ fn what_cannot_work_is_one_clear_line() {
         1,
         "not built into this agent yet",
     );
+    fails(
+        with("[api]", "[overlay]\nmode = \"native\"\n[api]"),
+        1,
+        "overlay.mode = \"native\" is not built into this agent yet",
+    );
+    fails(
+        with("[uplink]", "[uplink]\nio = \"udp\""),
+        1,
+        "uplink.io = \"udp\" is not built into this agent yet",
+    );
     fails(with("/cluster\"", "/nowhere\""), 1, "set cluster.directory");
     fails(
         with("[api]", "[workers]\ncpus = [1000]\n[api]"),
@@ -656,6 +666,13 @@ fn what_cannot_work_is_one_clear_line() {
         2,
         "there is no default route",
     );
+    let mut nobody = Command::new(SKEINCTL);
+    nobody.arg("--socket").arg(node.socket()).arg("status");
+    let said = nobody.output().unwrap();
+    assert_eq!(said.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(said.lines().count(), 1);
+    assert_eq!(said.matches("os error 2").count(), 1, "{said}");
     let check = |path: &Path| {
         let mut command = Command::new(SKEIND);
         command.args(["--check-config", "--config"]).arg(path);
