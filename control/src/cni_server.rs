@@ -2,7 +2,9 @@
 //!
 //! Serves the CNI plugin and `skeinctl` alike. A connection keeps one thing: the attachment
 //! whose ADD is between its halves. When it ends there, for whatever reason, the reservation is
-//! given back. What the requests do is the [`Backend`]'s.
+//! given back. Connections are numbered, so that one that ends late gives back its own
+//! reservation and not that of a later ADD of the same interface. What the requests do is the
+//! [`Backend`]'s.
 
 use std::fs;
 use std::future::Future;
@@ -26,13 +28,25 @@ const MAX_CONNECTIONS: usize = 1024;
 /// the plugin makes a veth, which takes milliseconds.
 const IDLE: Duration = Duration::from_secs(60);
 
+/// Number of a connection, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionId(pub u64);
+
 /// What answers requests.
 pub trait Backend: Clone + Send + Sync + 'static {
-    /// Answers a request.
-    fn call(&self, request: Request) -> impl Future<Output = Reply> + Send;
+    /// Answers a request of that connection.
+    fn call(
+        &self,
+        connection: ConnectionId,
+        request: Request,
+    ) -> impl Future<Output = Reply> + Send;
 
     /// The connection of an ADD ended between its halves.
-    fn abandon(&self, attachment: Attachment) -> impl Future<Output = ()> + Send;
+    fn abandon(
+        &self,
+        connection: ConnectionId,
+        attachment: Attachment,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 /// Why the socket cannot be had.
@@ -70,7 +84,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
 /// Serves until cancelled.
 pub async fn serve(listener: UnixListener, backend: impl Backend) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
+    for number in 0.. {
         let Ok(permit) = permits.clone().acquire_owned().await else {
             return;
         };
@@ -78,7 +92,7 @@ pub async fn serve(listener: UnixListener, backend: impl Backend) {
             Ok((stream, _)) => {
                 let backend = backend.clone();
                 tokio::spawn(async move {
-                    connection(stream, backend).await;
+                    connection(stream, ConnectionId(number), backend).await;
                     drop(permit);
                 });
             }
@@ -91,7 +105,7 @@ pub async fn serve(listener: UnixListener, backend: impl Backend) {
     }
 }
 
-async fn connection(mut stream: UnixStream, backend: impl Backend) {
+async fn connection(mut stream: UnixStream, id: ConnectionId, backend: impl Backend) {
     let mut pending: Option<Attachment> = None;
     while let Ok(Some(request)) = read(&mut stream).await {
         let request = match serde_json::from_slice::<Request>(&request) {
@@ -102,19 +116,20 @@ async fn connection(mut stream: UnixStream, backend: impl Backend) {
                 break;
             }
         };
-        let reply = answer(request, &mut pending, &backend).await;
+        let reply = answer(request, id, &mut pending, &backend).await;
         if write(&mut stream, &reply).await.is_err() {
             break;
         }
     }
     if let Some(attachment) = pending {
-        backend.abandon(attachment).await;
+        backend.abandon(id, attachment).await;
     }
 }
 
 /// Answers a request, and keeps the books of the ADD between its halves.
 async fn answer(
     request: Request,
+    id: ConnectionId,
     pending: &mut Option<Attachment>,
     backend: &impl Backend,
 ) -> Reply {
@@ -126,7 +141,7 @@ async fn answer(
                 return refused("this connection has an ADD whose second half is missing");
             }
             let attachment = attachment.clone();
-            let reply = backend.call(request).await;
+            let reply = backend.call(id, request).await;
             if matches!(reply, Reply::Reserved(_)) {
                 *pending = Some(attachment);
             }
@@ -136,7 +151,7 @@ async fn answer(
             if pending.as_ref() != Some(attachment) {
                 return refused("there is no reservation of this connection to attach");
             }
-            let reply = backend.call(request).await;
+            let reply = backend.call(id, request).await;
             // What did not attach is still pending, and given back with the connection.
             if matches!(reply, Reply::Attached) {
                 *pending = None;
@@ -148,10 +163,10 @@ async fn answer(
             if pending.as_ref() == Some(attachment) {
                 *pending = None;
             }
-            backend.call(request).await
+            backend.call(id, request).await
         }
         Request::Check { .. } | Request::Gc { .. } | Request::Status | Request::View { .. } => {
-            backend.call(request).await
+            backend.call(id, request).await
         }
     }
 }
@@ -203,7 +218,7 @@ mod tests {
     }
 
     impl Backend for Fake {
-        async fn call(&self, request: Request) -> Reply {
+        async fn call(&self, _: ConnectionId, request: Request) -> Reply {
             let (name, reply) = match &request {
                 Request::Add { attachment, .. } => (
                     format!("add {}", attachment.container_id),
@@ -236,7 +251,7 @@ mod tests {
             reply
         }
 
-        async fn abandon(&self, attachment: Attachment) {
+        async fn abandon(&self, _: ConnectionId, attachment: Attachment) {
             let note = format!("abandon {}", attachment.container_id);
             self.asked.lock().unwrap().push(note);
         }

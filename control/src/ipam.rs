@@ -167,6 +167,11 @@ impl Ipam {
         attachment: &Attachment,
         requested: &[IpAddr],
     ) -> Result<Vec<IpAddr>, IpamError> {
+        let twice = |(n, ip): &(usize, &IpAddr)| requested[..*n].contains(ip);
+        if let Some((_, &ip)) = requested.iter().enumerate().find(twice) {
+            let why = "it is asked for twice";
+            return Err(IpamError::Unusable { ip, why });
+        }
         if let Some(held) = self.held.get(attachment) {
             if requested.is_empty() || requested == held {
                 return Ok(held.clone());
@@ -466,6 +471,10 @@ mod tests {
             let error = ipam.allocate(&attachment(2), &[ip(bad)]).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
+        // Held twice, it would pass for two holders' when the file is read again.
+        let error = ipam.allocate(&attachment(2), &[ip("10.1.0.9"); 2]);
+        assert!(error.unwrap_err().to_string().contains("asked for twice"));
+        Ipam::open(folder.path()).unwrap();
         // Another plugin's address, outside our ranges, is taken as it is.
         let outside = [ip("192.0.2.9")];
         assert_eq!(ipam.allocate(&attachment(3), &outside).unwrap(), outside);

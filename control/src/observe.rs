@@ -130,6 +130,21 @@ const COUNTERS: &[(&str, &str, Field)] = &[
         "Packets answered by the datapath itself",
         |s| &s.answered,
     ),
+    (
+        "skein_icmp_errors",
+        "ICMP errors sent to pods about their packets",
+        |s| &s.icmp_errors,
+    ),
+    (
+        "skein_icmp_errors_limited",
+        "ICMP errors that the rate limit kept back",
+        |s| &s.icmp_errors_limited,
+    ),
+    (
+        "skein_fragments",
+        "Fragments cut from packets too large for their path",
+        |s| &s.fragments,
+    ),
     ("skein_flow_hits", "Packets whose flow was known", |s| {
         &s.flow_hits
     }),

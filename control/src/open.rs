@@ -22,8 +22,9 @@ use crate::state::Endpoint;
 /// Where XDP programs are pinned.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// The most queues of an uplink that are used.
-const MAX_QUEUES: u32 = 64;
+/// The most queues of an uplink: as many as its program's map has places. The program drops
+/// what comes in by a queue that has no socket, so none may be left out.
+const MAX_QUEUES: u32 = 256;
 
 /// A device, opened.
 pub struct Opened {

@@ -1,6 +1,6 @@
 //! An agent's life: what is started in which order, and stopped in which.
 //!
-//! Start: lock, socket, records, packet memory, workers, endpoints of before, sources; only then
+//! Start: lock, records, packet memory, workers, socket, endpoints of before, sources; only then
 //! is the socket served: nobody is answered by half an agent. Stop (SIGTERM, SIGINT): sockets first, so that
 //! nothing new begins; then the sources; then workers and AF_XDP sockets; the lock last. XDP
 //! programs stay attached and pinned, so that until the next agent comes what is ours is
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Handle, Parts};
 use crate::cni_server;
-use crate::config::{Config, Source};
+use crate::config::{Config, OverlayMode, Source, UplinkIo};
 use crate::endpoint::Endpoints;
 use crate::identity::Allocator;
 use crate::lock::AgentLock;
@@ -52,13 +52,7 @@ pub type MakeOpener = fn(&Config, &std::sync::Arc<FrameStore>) -> Result<Box<dyn
 
 /// Runs an agent whose devices are opened by `opener` until SIGTERM or SIGINT.
 pub fn run_with(config: Config, opener: MakeOpener) -> Result<(), RunError> {
-    if config.cluster.source == Source::Kubernetes {
-        return Err(RunError(
-            "cluster.source = \"kubernetes\" is not built into this agent yet; \
-             use \"directory\" with a folder of manifests"
-                .into(),
-        ));
-    }
+    refuse_what_is_to_come(&config)?;
     let _lock = AgentLock::take(&config.state.directory).map_err(said)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -67,12 +61,30 @@ pub fn run_with(config: Config, opener: MakeOpener) -> Result<(), RunError> {
         .block_on(live(config, opener))
 }
 
+/// What the configuration knows and this agent does not do: said, never passed over, where the
+/// node's packets would go another way than was asked for.
+fn refuse_what_is_to_come(config: &Config) -> Result<(), RunError> {
+    let refused = |what, instead| {
+        Err(RunError(format!(
+            "{what} is not built into this agent yet; use {instead}"
+        )))
+    };
+    if config.cluster.source == Source::Kubernetes {
+        let instead = "\"directory\" with a folder of manifests";
+        return refused("cluster.source = \"kubernetes\"", instead);
+    }
+    if config.overlay.mode == OverlayMode::Native {
+        return refused("overlay.mode = \"native\"", "\"vxlan\"");
+    }
+    if config.uplink.io == UplinkIo::Udp {
+        return refused("uplink.io = \"udp\"", "\"xsk\"");
+    }
+    Ok(())
+}
+
 async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
     // Before anything is made that a signal should not leave behind.
     let stop = stop_signal()?;
-    // Callers wait in its queue until the rest stands. It is there before devices are looked
-    // at: a DEL that found no socket has removed its device by then, and is not forgotten.
-    let socket = cni_server::listen(&config.api.socket).map_err(said)?;
     let mut kernel = Netlink::new().map_err(|error| RunError(format!("netlink: {error}")))?;
     check_uplinks(&config, &mut kernel)?;
     let (notices, kernel_notices) = mpsc::channel(64);
@@ -104,6 +116,10 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
         .spawn(move || source.run(events))
         .map_err(|error| RunError(format!("thread: {error}")))?;
     let metrics = observe::listen(config.api.metrics).await?;
+    // Once the packet memory has shown that no other agent is here, whose socket it would be; and
+    // before the endpoints' devices are looked at: a DEL that found no socket has removed its
+    // device by then, and one that finds it waits in its queue.
+    let socket = cni_server::listen(&config.api.socket).map_err(said)?;
     let socket_path = config.api.socket.clone();
     let (handle, commands) = Handle::new();
     let servers = [

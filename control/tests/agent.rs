@@ -411,6 +411,58 @@ fn a_pod_survives_restarts_and_goes_without_a_trace() {
 }
 
 #[test]
+fn an_endpoint_that_cannot_be_restored_is_tried_again() {
+    let node = Node::new();
+    node.pod_manifest("u1");
+    let agent = node.start();
+    agent.until_ready();
+    let reservation = add_pod(&node, &agent, "u1");
+    agent.stop();
+    // Something stands where the map is to be pinned.
+    let pin = node.path(&format!("bpf/skein/{}/xsks", reservation.host_ifname));
+    fs::remove_file(&pin).unwrap();
+    fs::create_dir(&pin).unwrap();
+    let agent = node.start();
+    until("it fails", || node.log().contains("is not restored"));
+    assert!(!gateway_answers(&node));
+    fs::remove_dir(&pin).unwrap();
+    until("the gateway answers again", || gateway_answers(&node));
+    until("all is well", || agent.view("status")["healthy"] == true);
+    agent.stop();
+    assert!(node.log().contains(BALANCED), "{}", node.log());
+}
+
+#[test]
+fn a_connection_that_ends_late_leaves_a_later_add_alone() {
+    let node = Node::new();
+    node.pod_manifest("u1");
+    let agent = node.start();
+    agent.until_ready();
+    let mut late = agent.client();
+    add(&mut late, "u1");
+    // The runtime gave the first ADD up; its plugin lives on for a while.
+    let attachment = attachment();
+    let del = Request::Del { attachment };
+    assert_eq!(agent.client().call(&del).unwrap(), Reply::Done);
+    add_pod(&node, &agent, "u1");
+    let attach = Request::Attach {
+        attachment: self::attachment(),
+        ifindex: 999,
+    };
+    assert!(matches!(late.call(&attach).unwrap(), Reply::Error(_)));
+    drop(late);
+    // The end of the connection reaches the agent before what is asked after it; a while more
+    // would show the pod gone, were it taken away.
+    for _ in 0..20 {
+        assert_eq!(agent.view("status")["addresses"]["ipv4"]["used"], 1);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(gateway_answers(&node), "{}", node.log());
+    agent.stop();
+    assert!(node.log().contains(BALANCED), "{}", node.log());
+}
+
+#[test]
 fn an_add_waits_for_its_very_pod_and_gives_back_what_fails() {
     let node = Node::new();
     node.pod_manifest("old");
@@ -624,6 +676,16 @@ fn what_cannot_work_is_one_clear_line() {
         1,
         "not built into this agent yet",
     );
+    fails(
+        with("[api]", "[overlay]\nmode = \"native\"\n[api]"),
+        1,
+        "overlay.mode = \"native\" is not built into this agent yet",
+    );
+    fails(
+        with("[uplink]", "[uplink]\nio = \"udp\""),
+        1,
+        "uplink.io = \"udp\" is not built into this agent yet",
+    );
     fails(with("/cluster\"", "/nowhere\""), 1, "set cluster.directory");
     fails(
         with("[api]", "[workers]\ncpus = [1000]\n[api]"),
@@ -645,6 +707,13 @@ fn what_cannot_work_is_one_clear_line() {
         2,
         "there is no default route",
     );
+    let mut nobody = Command::new(SKEINCTL);
+    nobody.arg("--socket").arg(node.socket()).arg("status");
+    let said = nobody.output().unwrap();
+    assert_eq!(said.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(said.lines().count(), 1);
+    assert_eq!(said.matches("os error 2").count(), 1, "{said}");
     let check = |path: &Path| {
         let mut command = Command::new(SKEIND);
         command.args(["--check-config", "--config"]).arg(path);

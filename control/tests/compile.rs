@@ -306,6 +306,35 @@ fn endpoints_alone_move_and_the_rest_stays() {
     assert!(step.tables.local(ip("10.1.1.2")).is_some());
 }
 
+#[test]
+fn an_endpoint_that_the_tables_refuse_is_not_complete() {
+    for how in [compile, compile_endpoints] {
+        let mut world = small();
+        let refused = world.endpoint(2, "10.1.1.3", None);
+        world.placed.get_mut(&refused).unwrap().link = LinkId(snapshot::MAX_LINKS);
+        let compiled = world.compile_with(how, &empty());
+        assert!(!compiled.complete.contains(&refused));
+        assert_eq!(compiled.faults.len(), 1, "{:?}", compiled.faults);
+        assert_eq!(compiled.complete.len(), 1);
+    }
+}
+
+#[test]
+fn a_closed_uplinks_number_is_free_in_the_next_tables_whichever_they_are() {
+    for how in [compile, compile_endpoints] {
+        let mut world = small();
+        world.uplinks = vec![UplinkLink {
+            link: LinkId(10),
+            worker: WorkerId(0),
+            uplink: 0,
+        }];
+        let before = world.tables();
+        world.uplinks.clear();
+        let step = world.compile_with(how, &before);
+        assert_eq!(step.tables.link(LinkId(10)), None);
+    }
+}
+
 /// One thing that happens to a cluster.
 #[derive(Clone, Debug)]
 enum Step {

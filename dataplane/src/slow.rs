@@ -71,7 +71,7 @@ impl<'a> Depends<'a> {
 
 /// The identity that the packet is judged by. A packet from the overlay must come from the node
 /// that its inner source belongs to, and a pod that is known here has its own identity,
-/// whatever the VNI says.
+/// whatever the VNI says: when labels change, one node hears of it before the other.
 fn origin(
     source: &Source<'_>,
     address: IpAddr,
@@ -87,16 +87,15 @@ fn origin(
             Ok(endpoint.identity)
         }
         Source::Overlay { peer, identity, .. } => {
-            if tables.peer_of(address) != Some(peer) {
+            // A pod's address on this node is nobody else's, even where a peer's range holds it.
+            if tables.local(address).is_some() || tables.peer_of(address) != Some(peer) {
                 return Err(DropReason::ForeignInnerSource);
             }
             let sender = tables.peer(peer).ok_or(DropReason::UnknownPeer)?;
             depends.on(sender.epoch());
             if let Some(pod) = tables.remote_pod(address) {
                 depends.on(pod.epoch());
-                if pod.identity != identity {
-                    return Err(DropReason::BadIdentity);
-                }
+                return Ok(pod.identity);
             }
             Ok(identity)
         }

@@ -107,7 +107,7 @@ drop_reasons! {
     ForeignInnerSource = "foreign_inner_source",
     /// VXLAN whose inner frame is not addressed to this node's router MAC.
     ForeignRouterMac = "foreign_router_mac",
-    /// VXLAN whose VNI is no identity, or not the one that its source is known by.
+    /// VXLAN whose VNI is no identity.
     BadIdentity = "bad_identity",
     /// The outer header says congestion, the inner transport cannot (RFC 6040 section 4.2).
     EcnUnsupported = "ecn_unsupported",

@@ -5,8 +5,9 @@ mod common;
 
 use common::frames::{self, Kind, frame};
 use common::{Cluster, remote_pod};
-use skein_dataplane::fixtures::{pod_mac, pod_v4, pod_v6};
+use skein_dataplane::fixtures::{endpoint, pod_mac, pod_v4, pod_v6};
 use skein_dataplane::hairpin::{GATEWAY_V4, GATEWAY_V6};
+use skein_dataplane::ids::WorkerId;
 use skein_dataplane::verdict::DropReason;
 
 /// Every kind of packet, from pod to pod, on one node and across, on one worker and on several.
@@ -150,7 +151,6 @@ fn what_the_wire_may_not_bring_is_dropped_under_its_name() {
         (outer(36, &[0, 53]), DropReason::NotVxlan),
         (outer(42, &[0]), DropReason::BadVxlanFlags),
         (outer(46, &[0, 0, 0]), DropReason::BadIdentity),
-        (outer(46, &[0, 0, 77]), DropReason::BadIdentity),
         (outer(50, &[2, 2, 2, 2, 2, 2]), DropReason::ForeignRouterMac),
         (outer(15, &[3]), DropReason::EcnUnsupported),
         (inner(76, pod_v4(2, 2)), DropReason::ForeignInnerSource),
@@ -160,9 +160,31 @@ fn what_the_wire_may_not_bring_is_dropped_under_its_name() {
     for (frame, reason) in cases {
         cluster.expect_drop_from_wire(2, frame, reason);
     }
+    // Its node may have heard of the pod's new labels before this one has.
+    cluster.send_from_wire(2, outer(46, &[0, 1, 77]));
     cluster.send_from_wire(2, good);
     cluster.run();
-    assert_eq!(cluster.received(2, 1).len(), 1, "the packet itself is good");
+    assert_eq!(cluster.received(2, 1).len(), 2, "the packet itself is good");
+    cluster.finish();
+}
+
+#[test]
+fn a_local_pods_address_is_not_a_peers_even_where_the_peers_range_holds_it() {
+    let mut cluster = Cluster::new(1);
+    cluster.send(1, 1, frame(Kind::TcpV4, (1, 1), (2, 1), 64, b"x"));
+    let mut claimed = cluster.take_from_wire(1).remove(0);
+    // The inner source, of node 1's range.
+    claimed[76..80].copy_from_slice(&pod_v4(1, 9).octets());
+    frames::fix_ipv4_checksum(&mut claimed[64..]);
+    cluster.send_from_wire(2, claimed.clone());
+    cluster.run();
+    assert_eq!(cluster.received(2, 1).len(), 1, "a pod not heard of yet");
+    cluster.change(2, |builder| {
+        let mut local = endpoint(2, 2);
+        local.addresses.push(pod_v4(1, 9).into());
+        builder.set_endpoint(local, WorkerId(0)).unwrap();
+    });
+    cluster.expect_drop_from_wire(2, claimed, DropReason::ForeignInnerSource);
     cluster.finish();
 }
 

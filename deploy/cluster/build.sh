@@ -34,7 +34,8 @@ stamp="$stamp -X k8s.io/component-base/version.gitMajor=${kubernetes%%.*}"
 stamp="$stamp -X k8s.io/component-base/version.gitMinor=$(echo "$kubernetes" | cut -d . -f 2)"
 
 cache=${SKEIN_CLUSTER_CACHE:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/skein-cluster}
-key=$({ cat go.mod go.sum pause/main.go; echo "$version $("$go" env GOARCH) $stamp"; } |
+# The number is raised when this script puts something else into the folder.
+key=$({ cat go.mod go.sum pause/main.go; echo "$version $("$go" env GOARCH) $stamp 2"; } |
     sha256sum | cut -c 1-16)
 out=$cache/$key
 if [ -e "$out/complete" ]; then
@@ -60,5 +61,11 @@ done
 package=k8s.io/kubernetes/test/images/agnhost program agnhost build
 package=./pause program pause build
 package=k8s.io/kubernetes/test/e2e program e2e.test test -c
+
+# What agnhost serves TLS with, where a test asks it to.
+source=$("$go" list -m -f '{{.Dir}}' k8s.io/kubernetes)
+for name in localhost.crt localhost.key; do
+    cp "$source/test/images/agnhost/porter/$name" "$out/$name"
+done
 touch "$out/complete"
 echo "$out"

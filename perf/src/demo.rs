@@ -48,6 +48,7 @@ pub fn run(lab_options: &LabOptions, agent: &AgentOptions) -> Result<()> {
             pods.push(node.add_pod("default", &format!("{letter}{number}"), &labels(letter))?);
         }
     }
+    lab.wait_for_peers()?;
     let mut lines = Vec::new();
     for (path, to) in [("same node", &pods[1]), ("across nodes", &pods[2])] {
         let hops = if path == "same node" { 1 } else { 2 };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -188,6 +189,35 @@ impl Lab {
     /// All nodes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// Waits until each agent knows the way to every other node, to the next hop's MAC: a fresh
+    /// wire takes a moment, IPv6 above all, and packets are not held meanwhile.
+    ///
+    /// # Errors
+    /// If a node stays unreachable for half a minute: which, and why.
+    pub fn wait_for_peers(&self) -> Result<()> {
+        const LIMIT: Duration = Duration::from_secs(30);
+        let deadline = Instant::now() + LIMIT;
+        for node in self.nodes.iter().filter(|node| node.agent().is_some()) {
+            loop {
+                let status = node.view("status")?;
+                let peers = status["peers"].as_array().context("status without peers")?;
+                let others = self.nodes.len() - 1;
+                let missing = peers.iter().find(|peer| peer["reachable"] != true);
+                if peers.len() >= others && missing.is_none() {
+                    break;
+                }
+                ensure!(
+                    Instant::now() < deadline,
+                    "{} knows {} of {others} nodes; unreachable: {missing:?}",
+                    node.name(),
+                    peers.len()
+                );
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        Ok(())
     }
 
     /// Fails where a node's kernel could forward packets by itself: a bridge, a tunnel device, a

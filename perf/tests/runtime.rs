@@ -57,9 +57,9 @@ ip -6 route add $v6/128 dev "$host"
 echo '{"cniVersion": "1.1.0", "ips": [{"address": "'$v4'/32"}, {"address": "'$v6'/128"}]}'
 "#;
 
-/// A node whose workers never see a packet.
+/// A node that reaches its one peer, and whose workers never see a packet.
 const CONTROL: &str = r#"#!/bin/sh
-echo '{"workers": [{"rx_packets": 0}]}'
+echo '{"workers": [{"rx_packets": 0}], "peers": [{"reachable": true}]}'
 "#;
 
 /// A folder of programs, and the plugin's record of its calls.

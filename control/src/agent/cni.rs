@@ -7,6 +7,7 @@ use skein_dataplane::ids::Generation;
 use tokio::sync::oneshot;
 
 use super::{ATTACH_WITHIN, Agent, Command, Early, READY_WITHIN, Waiter};
+use crate::cni_server::ConnectionId;
 use crate::endpoint::{Wanted, agent_error, code, reservation, unknown};
 
 /// Outer headers before the inner IP packet, in bytes: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
@@ -16,33 +17,46 @@ const OVERHEAD_IPV6: u32 = 70;
 impl Agent {
     pub(super) fn command(&mut self, command: Command) {
         match command {
-            Command::Abandon(attachment, done) => {
-                self.pending.remove(&attachment);
-                if let Err(error) = self.remove(&attachment) {
-                    tracing::warn!(container = attachment.container_id, %error,
-                        "an ADD that ended halfway is not undone");
+            Command::Abandon(connection, attachment, done) => {
+                self.early.retain(|early| early.connection != connection);
+                // Else a DEL has been here, and perhaps an ADD after it, whose all this is now.
+                if self.pending.get(&attachment) == Some(&connection) {
+                    self.pending.remove(&attachment);
+                    if let Err(error) = self.remove(&attachment) {
+                        tracing::warn!(container = attachment.container_id, %error,
+                            "an ADD that ended halfway is not undone");
+                    }
                 }
                 // Whoever waited for this is gone with its connection.
                 let _ = done.send(());
             }
             Command::Call(
+                connection,
                 Request::Attach {
                     attachment,
                     ifindex,
                 },
                 reply,
             ) => {
-                self.attach(attachment, ifindex, reply);
+                if self.pending.get(&attachment) == Some(&connection) {
+                    self.attach(attachment, ifindex, reply);
+                } else {
+                    let _ = reply.send(Reply::Error(unknown(&attachment)));
+                }
             }
-            Command::Call(request @ Request::Add { .. }, reply) if !self.not_ready().is_empty() => {
+            Command::Call(connection, request @ Request::Add { .. }, reply)
+                if !self.not_ready().is_empty() =>
+            {
                 self.early.push(Early {
+                    connection,
                     request,
                     deadline: Instant::now() + READY_WITHIN,
                     reply,
                 });
             }
-            Command::Call(request, reply) => {
-                let answer = self.call(request).unwrap_or_else(Reply::Error);
+            Command::Call(connection, request, reply) => {
+                let answer = self.call(connection, request);
+                let answer = answer.unwrap_or_else(Reply::Error);
                 let _ = reply.send(answer);
             }
         }
@@ -57,16 +71,16 @@ impl Agent {
         let is_ready = self.not_ready().is_empty();
         for early in std::mem::take(&mut self.early) {
             if is_ready || now >= early.deadline {
-                let answer = self.call(early.request).unwrap_or_else(Reply::Error);
+                let answer = self.call(early.connection, early.request);
                 // A caller who is gone has its connection's end seen to elsewhere.
-                drop(early.reply.send(answer));
+                drop(early.reply.send(answer.unwrap_or_else(Reply::Error)));
             } else {
                 self.early.push(early);
             }
         }
     }
 
-    fn call(&mut self, request: Request) -> Result<Reply, AgentError> {
+    fn call(&mut self, connection: ConnectionId, request: Request) -> Result<Reply, AgentError> {
         match request {
             Request::Add {
                 attachment,
@@ -76,15 +90,18 @@ impl Agent {
                 ips,
                 mac,
                 mtu,
-            } => self.add(Wanted {
-                attachment,
-                network,
-                netns,
-                pod,
-                ips,
-                mac,
-                mtu,
-            }),
+            } => {
+                let wanted = Wanted {
+                    attachment,
+                    network,
+                    netns,
+                    pod,
+                    ips,
+                    mac,
+                    mtu,
+                };
+                self.add(connection, wanted)
+            }
             Request::Del { attachment } => {
                 self.pending.remove(&attachment);
                 self.remove(&attachment)?;
@@ -96,7 +113,7 @@ impl Agent {
                 let stale: Vec<_> = (self.endpoints.iter())
                     .filter(|endpoint| endpoint.network == network)
                     .map(|endpoint| endpoint.attachment.clone())
-                    .filter(|held| !valid.contains(held) && !self.pending.contains(held))
+                    .filter(|held| !valid.contains(held) && !self.pending.contains_key(held))
                     .collect();
                 let mut result = Ok(Reply::Done);
                 for attachment in stale {
@@ -119,9 +136,9 @@ impl Agent {
         }
     }
 
-    fn add(&mut self, wanted: Wanted) -> Result<Reply, AgentError> {
+    fn add(&mut self, connection: ConnectionId, wanted: Wanted) -> Result<Reply, AgentError> {
         let attachment = wanted.attachment.clone();
-        if self.pending.contains(&attachment) {
+        if self.pending.contains_key(&attachment) {
             let details = "another ADD of the same interface is under way";
             return Err(agent_error(code::TRY_AGAIN, "ADD refused", details));
         }
@@ -150,7 +167,7 @@ impl Agent {
         let reply = Reply::Reserved(reservation(endpoint));
         tracing::info!(container = attachment.container_id, ips = ?endpoint.ips,
             device = endpoint.host_ifname, "addresses reserved");
-        self.pending.insert(attachment);
+        self.pending.insert(attachment, connection);
         Ok(reply)
     }
 

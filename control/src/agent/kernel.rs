@@ -187,6 +187,35 @@ impl Agent {
         }
         self.changed();
     }
+
+    /// Tries again to open what could not be restored.
+    pub(super) fn reopen(&mut self) {
+        let closed: Vec<Endpoint> = (self.endpoints.iter())
+            .filter(|endpoint| self.faults.endpoints.contains_key(&endpoint.attachment))
+            .filter(|endpoint| !self.datapath.pods().contains_key(&endpoint.attachment))
+            .filter(|endpoint| !self.pending.contains_key(&endpoint.attachment))
+            .cloned()
+            .collect();
+        if closed.is_empty() {
+            return;
+        }
+        let Ok(devices) = self.netlink.devices() else {
+            return;
+        };
+        for endpoint in closed.into_iter().filter(|gone| is_there(gone, &devices)) {
+            match self.datapath.open_pod(&endpoint) {
+                Ok(()) => {
+                    tracing::info!(device = endpoint.host_ifname, "endpoint restored at last");
+                    self.faults.endpoints.remove(&endpoint.attachment);
+                    self.state.set_endpoint(endpoint);
+                    self.changed();
+                }
+                Err(error) => {
+                    self.faults.endpoints.insert(endpoint.attachment, error);
+                }
+            }
+        }
+    }
 }
 
 fn is_there(endpoint: &Endpoint, devices: &[crate::netlink::Device]) -> bool {

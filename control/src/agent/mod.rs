@@ -27,7 +27,7 @@ use skein_dataplane::io::program::Overlay;
 use skein_dataplane::snapshot::Snapshot;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::cni_server::Backend;
+use crate::cni_server::{Backend, ConnectionId};
 use crate::compile::{Compiled, Inputs, UplinkLink, compile, compile_endpoints};
 use crate::config::Config;
 use crate::endpoint::Endpoints;
@@ -70,9 +70,9 @@ const ATTACH_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub enum Command {
     /// A request, and where its answer goes.
-    Call(Request, oneshot::Sender<Reply>),
+    Call(ConnectionId, Request, oneshot::Sender<Reply>),
     /// The connection of an ADD ended between its halves.
-    Abandon(Attachment, oneshot::Sender<()>),
+    Abandon(ConnectionId, Attachment, oneshot::Sender<()>),
 }
 
 /// The loop as the socket's connections see it.
@@ -89,7 +89,7 @@ impl Handle {
 }
 
 impl Backend for Handle {
-    async fn call(&self, request: Request) -> Reply {
+    async fn call(&self, connection: ConnectionId, request: Request) -> Reply {
         let (sender, receiver) = oneshot::channel();
         let stopping = || {
             Reply::Error(crate::endpoint::agent_error(
@@ -98,17 +98,18 @@ impl Backend for Handle {
                 "",
             ))
         };
-        if self.0.send(Command::Call(request, sender)).await.is_err() {
+        let command = Command::Call(connection, request, sender);
+        if self.0.send(command).await.is_err() {
             return stopping();
         }
         receiver.await.unwrap_or_else(|_| stopping())
     }
 
-    async fn abandon(&self, attachment: Attachment) {
+    async fn abandon(&self, connection: ConnectionId, attachment: Attachment) {
         let (sender, receiver) = oneshot::channel();
         if self
             .0
-            .send(Command::Abandon(attachment, sender))
+            .send(Command::Abandon(connection, attachment, sender))
             .await
             .is_ok()
         {
@@ -129,6 +130,7 @@ struct Waiter {
 /// An ADD that came before the agent was ready.
 #[derive(Debug)]
 struct Early {
+    connection: ConnectionId,
     request: Request,
     deadline: Instant,
     reply: oneshot::Sender<Reply>,
@@ -164,8 +166,8 @@ pub struct Agent {
     ask_after: Instant,
     /// The generation since which an endpoint's tables are complete.
     complete: BTreeMap<Attachment, Generation>,
-    /// Attachments whose ADD is between its halves.
-    pending: BTreeSet<Attachment>,
+    /// Attachments whose ADD is between its halves, and whose ADD it is.
+    pending: BTreeMap<Attachment, ConnectionId>,
     waiting: Vec<Waiter>,
     early: Vec<Early>,
     faults: Faults,
@@ -214,7 +216,7 @@ impl Agent {
             ask: Some(Notice::Routes),
             ask_after: now,
             complete: BTreeMap::new(),
-            pending: BTreeSet::new(),
+            pending: BTreeMap::new(),
             waiting: Vec::new(),
             early: Vec::new(),
             faults: Faults::default(),
@@ -313,6 +315,7 @@ impl Agent {
             self.ask_kernel(Notice::Neighbours);
         }
         self.reconcile_uplinks();
+        self.reopen();
         // A large table of workers may have let go of old publications meanwhile.
         self.datapath.acknowledged();
     }

@@ -60,7 +60,8 @@ fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("skeinctl: {error:#}");
+            // The errors tell their causes themselves.
+            eprintln!("skeinctl: {error}");
             ExitCode::FAILURE
         }
     }

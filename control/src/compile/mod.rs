@@ -101,26 +101,47 @@ pub fn compile(last: &Snapshot, inputs: &Inputs<'_>) -> Compiled {
         complete,
         faults,
     };
-    apply(last, inputs.uplinks, desired)
+    apply(last, inputs, desired)
 }
 
-/// Moves this node's endpoints alone: what an ADD or DEL needs, at the cost of the node's pods
+/// Moves this node's links alone: what an ADD or DEL needs, at the cost of the node's pods
 /// and not of the cluster. All else stays as the last tables have it.
 #[must_use]
 pub fn compile_endpoints(last: &Snapshot, inputs: &Inputs<'_>) -> Compiled {
     let mut faults = Vec::new();
     let (endpoints, complete) = endpoint::local(inputs, last, &mut faults);
     let mut builder = SnapshotBuilder::new(last);
+    let mut refused = Vec::new();
+    // A link that was closed has its number only until the next tables, which these may be.
+    apply_uplinks(last, inputs.uplinks, &mut builder, &mut refused);
     remove_endpoints(last, &endpoints, &mut builder);
     for address in endpoints.values().flat_map(|(entry, _)| &entry.addresses) {
         builder.remove_remote_pod(*address);
     }
     for (endpoint, worker) in endpoints.into_values() {
-        let refused = builder.set_endpoint(endpoint, worker).err();
-        faults.extend(refused.map(|error| error.to_string()));
+        refused.extend(builder.set_endpoint(endpoint, worker).err());
     }
+    faults.extend(refused.iter().map(ToString::to_string));
+    finish(builder, inputs, faults, complete)
+}
+
+/// Ends with the tables; an endpoint that they refused is not complete.
+fn finish(
+    builder: SnapshotBuilder,
+    inputs: &Inputs<'_>,
+    faults: Vec<String>,
+    mut complete: Vec<Attachment>,
+) -> Compiled {
+    let tables = builder.finish();
+    complete.retain(|attachment| {
+        let placed = inputs.placed.get(attachment);
+        placed.is_some_and(|placed| {
+            let there = tables.endpoint(placed.id);
+            there.is_some_and(|endpoint| endpoint.link == placed.link)
+        })
+    });
     Compiled {
-        tables: builder.finish(),
+        tables,
         faults,
         complete,
     }
@@ -134,11 +155,11 @@ fn remove_endpoints(last: &Snapshot, wanted: &endpoint::Local, builder: &mut Sna
 }
 
 /// Moves the tables to what they shall hold.
-fn apply(last: &Snapshot, uplinks: &[UplinkLink], mut desired: Desired) -> Compiled {
+fn apply(last: &Snapshot, inputs: &Inputs<'_>, mut desired: Desired) -> Compiled {
     let mut builder = SnapshotBuilder::new(last);
     let mut refused = Vec::new();
     builder.set_node(desired.node);
-    apply_uplinks(last, uplinks, &mut builder, &mut refused);
+    apply_uplinks(last, inputs.uplinks, &mut builder, &mut refused);
 
     // What goes makes room for what comes.
     remove_endpoints(last, &desired.endpoints, &mut builder);
@@ -174,11 +195,7 @@ fn apply(last: &Snapshot, uplinks: &[UplinkLink], mut desired: Desired) -> Compi
     }
     let refused = refused.iter().map(ToString::to_string);
     desired.faults.extend(refused);
-    Compiled {
-        tables: builder.finish(),
-        faults: desired.faults,
-        complete: desired.complete,
-    }
+    finish(builder, inputs, desired.faults, desired.complete)
 }
 
 fn apply_uplinks(

@@ -290,6 +290,11 @@ impl Link for XskLink {
     }
 
     fn flush(&mut self, pool: &mut FramePool) -> Flush {
+        // A device that was left without a frame when the pool was empty receives nothing, so
+        // nobody would come to receive from it and restock it.
+        if self.xsk.queues.receiving() < self.fill.parameters.min {
+            self.restock(pool);
+        }
         self.xsk.queues.publish_tx();
         let mut pending = self.xsk.queues.tx_pending();
         let mut idle = 0;

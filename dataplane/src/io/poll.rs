@@ -92,14 +92,14 @@ impl Poller {
         self.collect(ready, Duration::ZERO);
     }
 
-    /// Sleeps until a link is readable, somebody wakes this worker, or `limit` is over; not at
-    /// all when `idle`, asked once the sleep is announced, says that there is work.
+    /// Sleeps until a link is readable, somebody wakes this worker, or `limit` is over. When
+    /// `idle`, asked once the sleep is announced, says that there is work, it only looks: one
+    /// device that takes nothing must not keep the worker from all others.
     pub fn sleep(&self, ready: &mut Vec<LinkId>, limit: Duration, idle: impl FnOnce() -> bool) {
         self.bell.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if idle() {
-            self.collect(ready, limit);
-        }
+        let limit = if idle() { limit } else { Duration::ZERO };
+        self.collect(ready, limit);
         self.bell.sleeping.store(false, Ordering::Relaxed);
     }
 
@@ -129,3 +129,34 @@ impl Poller {
 }
 
 const WAKE_DATA: epoll::EventData = epoll::EventData::new_u64(WAKE);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_looked_at_also_while_other_work_waits() {
+        let poller = Poller::new().unwrap();
+        let link = eventfd(1, EventfdFlags::NONBLOCK).unwrap();
+        poller.add(LinkId(7), link.as_fd()).unwrap();
+        let mut ready = Vec::new();
+        poller.sleep(&mut ready, Duration::from_hours(1), || false);
+        assert_eq!(ready, [LinkId(7)]);
+    }
+
+    #[test]
+    fn a_wake_up_ends_the_sleep_and_what_was_stored_before_it_prevents_it() {
+        let poller = Poller::new().unwrap();
+        let waker = poller.waker();
+        let mut ready = Vec::new();
+        // It comes between the question and the sleep.
+        poller.sleep(&mut ready, Duration::from_hours(1), || {
+            waker.wake();
+            true
+        });
+        // Nobody sleeps: nothing is left for the next time.
+        waker.wake();
+        poller.sleep(&mut ready, Duration::ZERO, || true);
+        assert_eq!(ready, []);
+    }
+}

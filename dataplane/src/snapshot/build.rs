@@ -213,8 +213,8 @@ impl SnapshotBuilder {
             self.next.peer_by_address.insert(address, peer.id);
         }
         for &prefix in &peer.pod_prefixes {
-            // A longer range may take addresses from another peer's.
-            if let Some(&other) = self.next.peer_by_prefix.lookup(prefix.address()) {
+            // A longer range takes addresses from the next shorter one that holds it.
+            if let Some(other) = self.holder_of(prefix) {
                 self.bump_peer(other);
             }
             self.next.peer_by_prefix.insert(prefix, peer.id);
@@ -288,6 +288,14 @@ impl SnapshotBuilder {
             }
             None => self.next.epochs.allocate(),
         }
+    }
+
+    /// Whose addresses these are until the range is a peer's own.
+    fn holder_of(&self, prefix: Prefix) -> Option<PeerId> {
+        (0..prefix.len())
+            .rev()
+            .filter_map(|len| Prefix::new(prefix.address(), len))
+            .find_map(|wider| self.next.peer_by_prefix.exact(wider).copied())
     }
 
     fn bump_peer(&mut self, id: PeerId) {
@@ -435,6 +443,27 @@ mod tests {
             )
             .unwrap();
         assert!(!builder.tables().epochs().holds(far));
+    }
+
+    #[test]
+    fn a_range_within_anothers_is_noticed_also_where_a_still_longer_one_begins_with_it() {
+        let with_range = |number, range: &str| Peer {
+            pod_prefixes: vec![range.parse().unwrap()],
+            ..peer(1, number)
+        };
+        let mut builder = SnapshotBuilder::new(&Snapshot::empty(node(1)));
+        builder.set_peer(with_range(2, "10.0.0.0/8")).unwrap();
+        builder.set_peer(with_range(3, "10.0.0.0/24")).unwrap();
+        let tables = builder.finish();
+        let wide = tables
+            .epochs()
+            .stamp(tables.peer(PeerId(2)).unwrap().epoch());
+        let mut builder = SnapshotBuilder::new(&tables);
+        builder.set_peer(with_range(4, "10.0.0.0/16")).unwrap();
+        let next = builder.finish();
+        let moved = next.peer_of("10.0.7.1".parse().unwrap());
+        assert_eq!(moved, Some(PeerId(4)));
+        assert!(!next.epochs().holds(wide));
     }
 
     #[test]

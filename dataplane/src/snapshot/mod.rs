@@ -13,7 +13,7 @@ mod publish;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-pub use build::{BuildError, SnapshotBuilder};
+pub use build::{BuildError, MAX_LINKS, SnapshotBuilder};
 pub use epochs::{EpochSlot, EpochStamp, Epochs};
 pub use lpm::{Lpm, Prefix};
 pub use publish::{Publisher, Reader};

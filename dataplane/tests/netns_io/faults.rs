@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use skein_dataplane::ids::{LinkId, QueueId};
 use skein_dataplane::io::features::Features;
+use skein_dataplane::io::link::XskLink;
 use skein_dataplane::io::packet::{MAX_SEGMENTS, Packet, PartialChecksum, Segment};
 use skein_dataplane::io::program::XdpMode;
 use skein_dataplane::io::xsk::{RingSizes, XskFactory};
@@ -182,6 +184,49 @@ fn what_a_socket_cannot_send_is_refused_and_its_frames_come_back() {
             link.flush(&mut pool);
             link.lent().1 == 0
         });
+        Box::new(link).close(&mut pool);
+        drop(pool);
+        memory.assert_balanced();
+    });
+}
+
+#[test]
+fn a_link_that_the_empty_pool_left_without_frames_hears_again_once_there_are_some() {
+    in_lab(|lab| {
+        let memory = Memory::new(&[]);
+        let a = lab.pod("ha", 1, 1500);
+        know(&a, "10.1.1.2");
+        let (mut link, _a) = memory.open_pod(lab, &a, XdpMode::Generic);
+        let mut pool = memory.pool();
+        let (stop, thread) = flood(&a, Ipv4Addr::new(10, 1, 1, 2));
+        // Others have every frame, so what is received is not replaced.
+        let mut taken: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        let mut received = Vec::new();
+        wait_for("a device without frames", || {
+            let mut batch = Vec::new();
+            link.receive(&mut pool, &mut batch);
+            received.append(&mut batch);
+            link.lent().0 == 0
+        });
+        assert!(link.counters().pool_empty > 0);
+        let readable = |link: &XskLink, milliseconds: i64| {
+            let fd = link.poll_fd().unwrap();
+            let limit = Timespec {
+                tv_sec: 0,
+                tv_nsec: milliseconds * 1_000_000,
+            };
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).unwrap() > 0
+        };
+        assert!(!readable(&link, 100), "packets without a frame to be in");
+        taken.drain(..).for_each(|frame| pool.give(frame));
+        received
+            .drain(..)
+            .for_each(|packet| pool.give_packet(packet));
+        // A worker comes by now and then, be there anything to send or not.
+        assert_eq!(link.flush(&mut pool), Flush::Done);
+        wait_for("a packet", || readable(&link, 1));
+        stop.store(true, Ordering::Relaxed);
+        thread.join().unwrap();
         Box::new(link).close(&mut pool);
         drop(pool);
         memory.assert_balanced();

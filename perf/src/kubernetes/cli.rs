@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
@@ -188,6 +188,11 @@ fn e2e(record: &ClusterRecord, arguments: &E2eArgs) -> Result<ExitCode> {
     let specs = e2e::read(&report)?;
     print!("\n{}", e2e::table(&specs));
     if let Some(path) = &arguments.markdown {
+        ensure!(
+            specs.iter().all(|spec| spec.state != "interrupted"),
+            "the tests were interrupted: {} stays as it was",
+            path.display()
+        );
         std::fs::write(path, e2e::markdown(record, &selection, &specs))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }

@@ -199,6 +199,8 @@ fn controller_manager(
         "--leader-elect=false",
         "--use-service-account-credentials=true",
         "--allocate-node-cidrs=true",
+        // Made where it is missing; its default lies outside the node's own folders.
+        "--flex-volume-plugin-dir=/var/lib/kubelet/volume-plugins",
     ]);
     command = command
         .arg(format!("--cluster-cidr={}", ranges.pods))

@@ -23,11 +23,15 @@ pub const PAUSE: &str = "skein.test/pause:1";
 /// # Errors
 /// If [`archives`] has not made it.
 pub fn agnhost(programs: &Programs) -> Result<String> {
-    let path = programs.folder().join("images").join(AGNHOST_NAME);
+    let path = programs.folder().join(FOLDER).join(AGNHOST_NAME);
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 const AGNHOST_NAME: &str = "agnhost.name";
+
+/// Where the archives are, beside the programs; the number is raised when something else goes
+/// into them.
+const FOLDER: &str = "images-1";
 
 /// An archive that containerd imports.
 struct Image {
@@ -41,7 +45,7 @@ struct Image {
 /// # Errors
 /// If a program that goes into one is missing, or the files cannot be written.
 pub fn archives(programs: &Programs) -> Result<Vec<PathBuf>> {
-    let folder = programs.folder().join("images");
+    let folder = programs.folder().join(FOLDER);
     let finished = [folder.join("pause.tar"), folder.join("agnhost.tar")];
     if finished.iter().all(|path| path.is_file()) {
         return Ok(finished.to_vec());
@@ -98,6 +102,9 @@ fn test_tags(programs: &Programs) -> Result<Vec<String>> {
 fn agnhost_root(programs: &Programs, root: &Path) -> Result<()> {
     add(root, &programs.path("agnhost"), "agnhost")?;
     symlink("agnhost", root.join("agnhost-2"))?;
+    for name in ["localhost.crt", "localhost.key"] {
+        add(root, &programs.path(name), name)?;
+    }
     for folder in ["etc", "tmp", "uploads", "usr/bin"] {
         std::fs::create_dir_all(root.join(folder))?;
     }

@@ -20,7 +20,7 @@ pub const REFERENCE_PLUGINS: &str = "/usr/lib/cni";
 /// Where the script is, from the root of the source tree.
 const SCRIPT: &str = "deploy/cluster/build.sh";
 
-const BUILT: [&str; 9] = [
+const BUILT: [&str; 11] = [
     "kube-apiserver",
     "kube-controller-manager",
     "kube-scheduler",
@@ -30,6 +30,8 @@ const BUILT: [&str; 9] = [
     "agnhost",
     "pause",
     "e2e.test",
+    "localhost.crt",
+    "localhost.key",
 ];
 
 /// The distribution's programs, each with its package.

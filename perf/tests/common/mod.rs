@@ -39,6 +39,10 @@ impl Cluster {
         for number in AGENTS {
             cluster.start_agent(number, agent);
         }
+        cluster
+            .lab
+            .wait_for_peers()
+            .expect("nodes that know each other");
         for (number, name) in [(1, "a"), (1, "b"), (2, "c")] {
             let pod = add(&mut cluster.lab, number, name);
             cluster.pods.push(pod);
