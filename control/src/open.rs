@@ -192,11 +192,7 @@ impl Opener for XdpOpener {
         let queues = [(QueueId(0), link)];
         let opened = self
             .open(&device, &queues, LinkKind::Pod, self.pods, pool)
-            .map_err(|e| {
-                // The device goes with the failed ADD.
-                remove_stale_pins(name);
-                e.to_string()
-            })?;
+            .map_err(|e| e.to_string())?;
         if let Err(error) = self.netlink.set_up(device.index) {
             for (_, link) in opened.links {
                 link.close(pool);

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::{ATTACH_WITHIN, Agent, Command, Early, READY_WITHIN, Waiter};
 use crate::cni_server::ConnectionId;
 use crate::endpoint::{Wanted, agent_error, code, reservation, unknown};
+use crate::open::remove_stale_pins;
 
 /// Outer headers before the inner IP packet, in bytes: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
 const OVERHEAD_IPV4: u32 = 50;
@@ -195,6 +196,8 @@ impl Agent {
             .cloned()
             .and_then(|endpoint| {
                 self.datapath.open_pod(&endpoint).map_err(|details| {
+                    // The device goes with the failed ADD.
+                    remove_stale_pins(&endpoint.host_ifname);
                     let msg = format!("device {} cannot be opened", endpoint.host_ifname);
                     agent_error(code::DATAPATH, msg, details)
                 })?;
