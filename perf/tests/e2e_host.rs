@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use common::{ARRIVES_WITH, Cluster};
+use skein_perf::cmd::Cmd;
 use skein_perf::lab::Lab;
 use skein_perf::pod::Netns;
 use skein_perf::{AgentOptions, LabOptions, Underlay, check};
@@ -147,10 +148,12 @@ fn what_the_kernel_forwards_is_judged_by_its_address() {
         let program = words.next().unwrap();
         outside.cmd(program).args(words).run().unwrap();
     };
-    here(&format!(
-        "ip link add out0 type veth peer name out0 netns {}",
-        outside.path()
-    ));
+    let pair = format!(
+        "ip link add name out0 netns {} type veth peer name out0 netns {}",
+        node.netns().name,
+        outside.name
+    );
+    Cmd::line(&pair).run().unwrap();
     here("ip address add 203.0.113.1/24 dev out0");
     here("ip address add 2001:db8:113::1/64 dev out0 nodad");
     here("ip link set out0 up");
