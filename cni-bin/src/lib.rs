@@ -6,9 +6,9 @@
 //! ([`agent`]) and builds or removes the pod's [`interface`]; the answer has the shape of
 //! [`spec`].
 //!
-//! [`agent`] is the contract with the node agent, and the only module that `control` uses.
-//! [`netns`], [`netlink`] and [`ethtool`] are how the plugin builds a pod's interface; the lab
-//! builds its nodes and wires with the same verbs.
+//! [`agent`] is the contract with the node agent. [`netns`], [`netlink`] and [`ethtool`] are how
+//! the plugin builds a pod's interface; the agent makes the host link with the same verbs, and
+//! the lab its nodes and wires.
 
 pub mod agent;
 

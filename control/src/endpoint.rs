@@ -37,7 +37,7 @@ pub mod code {
 
 /// Offloads of the pod's end that are turned off: all but the last would hand the datapath
 /// segments merged into one frame, the last packets without their checksum.
-const DISABLE_FEATURES: &[&str] = &[
+pub(crate) const DISABLE_FEATURES: &[&str] = &[
     "tx-tcp-segmentation",
     "tx-tcp-ecn-segmentation",
     "tx-tcp-mangleid-segmentation",

@@ -11,6 +11,7 @@ pub mod config;
 pub mod ctl;
 pub mod durable;
 pub mod endpoint;
+pub mod host;
 pub mod identity;
 pub mod ipam;
 pub mod lock;

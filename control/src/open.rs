@@ -16,6 +16,7 @@ use skein_dataplane::io::program::{LinkKind, Overlay, ProgramHandle, XdpMode};
 use skein_dataplane::io::xsk::XskFactory;
 
 use crate::config::{Config, PodXdpMode, UplinkXdpMode};
+use crate::host::{HostDevice, OUR_END};
 use crate::netlink::Netlink;
 use crate::state::Endpoint;
 
@@ -68,6 +69,14 @@ pub trait Opener: Send {
     fn open_pod(
         &mut self,
         endpoint: &Endpoint,
+        link: LinkId,
+        pool: &mut FramePool,
+    ) -> Result<Opened, String>;
+
+    /// Opens the datapath's end of the host link, and takes it up once its program is there.
+    fn open_host(
+        &mut self,
+        device: &HostDevice,
         link: LinkId,
         pool: &mut FramePool,
     ) -> Result<Opened, String>;
@@ -138,6 +147,29 @@ impl XdpOpener {
         })
     }
 
+    /// Opens our end of a veth, and takes it up once its program is there.
+    fn open_veth(
+        &mut self,
+        device: &Device,
+        kind: LinkKind,
+        link: LinkId,
+        pool: &mut FramePool,
+    ) -> Result<Opened, String> {
+        let queues = [(QueueId(0), link)];
+        let opened = self
+            .open(device, &queues, kind, self.pods, pool)
+            .map_err(|e| e.to_string())?;
+        if let Err(error) = self.netlink.set_up(device.index) {
+            for (_, link) in opened.links {
+                link.close(pool);
+            }
+            // The device goes with the failed ADD, and the program with it.
+            let _ = opened.attachment.detach();
+            return Err(format!("taking {} up: {error}", device.name));
+        }
+        Ok(opened)
+    }
+
     /// How many queues the device has; some of them may be switched off.
     fn queues(&mut self, device: &Device) -> Result<u32, String> {
         let devices = self
@@ -189,19 +221,20 @@ impl Opener for XdpOpener {
                 endpoint.ifindex.unwrap_or_default()
             ));
         }
-        let queues = [(QueueId(0), link)];
-        let opened = self
-            .open(&device, &queues, LinkKind::Pod, self.pods, pool)
-            .map_err(|e| e.to_string())?;
-        if let Err(error) = self.netlink.set_up(device.index) {
-            for (_, link) in opened.links {
-                link.close(pool);
-            }
-            // The device goes with the failed ADD, and the program with it.
-            let _ = opened.attachment.detach();
-            return Err(format!("taking {name} up: {error}"));
+        self.open_veth(&device, LinkKind::Pod, link, pool)
+    }
+
+    fn open_host(
+        &mut self,
+        device: &HostDevice,
+        link: LinkId,
+        pool: &mut FramePool,
+    ) -> Result<Opened, String> {
+        let found = Device::named(OUR_END).map_err(|e| format!("device {OUR_END}: {e}"))?;
+        if found.index != device.our_index {
+            return Err(format!("device {OUR_END} is another by now"));
         }
-        Ok(opened)
+        self.open_veth(&found, LinkKind::Host, link, pool)
     }
 
     fn remove_pod(&mut self, endpoint: &Endpoint) -> Result<(), String> {

@@ -16,6 +16,7 @@ use crate::agent::{Agent, Handle, Parts};
 use crate::cni_server;
 use crate::config::{Config, OverlayMode, Source, UplinkIo};
 use crate::endpoint::Endpoints;
+use crate::host::HostKernel;
 use crate::identity::Allocator;
 use crate::lock::AgentLock;
 use crate::netlink::{self, Netlink};
@@ -87,6 +88,7 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
     let stop = stop_signal()?;
     let mut kernel = Netlink::new().map_err(|error| RunError(format!("netlink: {error}")))?;
     check_uplinks(&config, &mut kernel)?;
+    let host = HostKernel::new().map_err(|error| RunError(format!("netlink: {error}")))?;
     let (notices, kernel_notices) = mpsc::channel(64);
     netlink::watch(notices).map_err(|error| RunError(format!("netlink: {error}")))?;
     let source = DirectorySource::open(&config.cluster.directory).map_err(said)?;
@@ -131,6 +133,7 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
         endpoints,
         identities: PodIdentities::new(allocator),
         netlink: kernel,
+        host,
     };
     let stopped = async {
         stop.await;

@@ -16,8 +16,9 @@ use skein_dataplane::stats::LinkStats;
 use skein_dataplane::wire::ethernet::MacAddr;
 use skein_dataplane::worker::{Group, PollMode, WorkerOptions};
 
-use crate::compile::{Placed, UplinkLink};
+use crate::compile::{HostPlaced, Placed, UplinkLink};
 use crate::config::{self, Config};
+use crate::host::HostDevice;
 use crate::numbers::LinkNumbers;
 use crate::open::{Attached, Opened, Opener};
 use crate::state::Endpoint;
@@ -67,6 +68,39 @@ impl PodLink {
     }
 }
 
+/// The host link, opened.
+pub struct HostLink {
+    /// The devices that it was opened on.
+    pub device: HostDevice,
+    /// Its link.
+    pub link: LinkId,
+    /// Who owns it.
+    pub worker: WorkerId,
+    /// What its owner counts.
+    pub stats: Arc<LinkStats>,
+    attached: Box<dyn Attached>,
+}
+
+impl HostLink {
+    /// The mode that its program runs in.
+    #[must_use]
+    pub fn mode(&self) -> &'static str {
+        self.attached.mode()
+    }
+
+    /// As the tables have it.
+    #[must_use]
+    pub fn placed(&self) -> HostPlaced {
+        HostPlaced {
+            link: self.link,
+            worker: self.worker,
+            mac: self.device.mac,
+            gateway_mac: self.device.gateway_mac,
+            mtu: self.device.mtu,
+        }
+    }
+}
+
 /// An uplink, opened.
 pub struct UplinkDevice {
     /// Its index when it was opened.
@@ -95,6 +129,7 @@ pub struct Datapath {
     next_endpoint: u32,
     pods: BTreeMap<Attachment, PodLink>,
     uplinks: BTreeMap<u8, UplinkDevice>,
+    host: Option<HostLink>,
 }
 
 impl Datapath {
@@ -139,6 +174,7 @@ impl Datapath {
             next_endpoint: 1,
             pods: BTreeMap::new(),
             uplinks: BTreeMap::new(),
+            host: None,
         })
     }
 
@@ -170,6 +206,12 @@ impl Datapath {
     #[must_use]
     pub fn uplinks(&self) -> &BTreeMap<u8, UplinkDevice> {
         &self.uplinks
+    }
+
+    /// The host link, once it is open.
+    #[must_use]
+    pub fn host(&self) -> Option<&HostLink> {
+        self.host.as_ref()
     }
 
     /// The tables published last.
@@ -256,6 +298,60 @@ impl Datapath {
         let removed = self.opener.remove_pod(&pod.endpoint);
         let detached = pod.attached.detach();
         closed.and(removed).and(detached)
+    }
+
+    /// Opens the host link, or says of an open one what its devices are like now.
+    pub fn open_host(&mut self, device: HostDevice) -> Result<(), String> {
+        if let Some(open) = &mut self.host
+            && open.device.our_index == device.our_index
+        {
+            open.device = device;
+            return Ok(());
+        }
+        if let Err(error) = self.close_host() {
+            tracing::warn!(error, "closing a host link whose devices are gone");
+        }
+        let mut pool = FramePool::new(self.store.clone());
+        let link = self.numbers.take(self.publisher.acknowledged());
+        let opened = self.opener.open_host(&device, link, &mut pool);
+        drop(pool);
+        let Opened { links, attachment } = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                // No worker has seen it.
+                self.numbers.give(link, Generation(0));
+                return Err(error);
+            }
+        };
+        let worker = self.least_loaded();
+        let stats = Arc::new(LinkStats::default());
+        for (id, link) in links {
+            self.group
+                .add_link(worker, id, link, stats.clone())
+                .map_err(|e| e.to_string())?;
+        }
+        self.host = Some(HostLink {
+            device,
+            link,
+            worker,
+            stats,
+            attached: attachment,
+        });
+        Ok(())
+    }
+
+    /// Closes the host link, whose devices are gone or others by now.
+    pub fn close_host(&mut self) -> Result<(), String> {
+        let Some(host) = self.host.take() else {
+            return Ok(());
+        };
+        let closed = self
+            .group
+            .remove_link(host.worker, host.link, CLOSE_LIMIT)
+            .map_err(|e| e.to_string());
+        let without = self.publisher.current().generation().next();
+        self.numbers.give(host.link, without);
+        closed.and(host.attached.detach())
     }
 
     /// Opens an uplink, its queues spread over the workers.

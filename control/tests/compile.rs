@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 use skein_cni::agent::{Attachment, PodRef};
-use skein_control::compile::{Compiled, Inputs, Placed, UplinkLink, compile, compile_endpoints};
+use skein_control::compile::{
+    Compiled, HostPlaced, Inputs, Placed, UplinkLink, compile, compile_endpoints,
+};
 use skein_control::neighbour::Underlay;
 use skein_control::state::{Change, ClusterState, Endpoint, Node, Object, Phase, Pod, PodKey};
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
@@ -23,6 +25,7 @@ struct World {
     identities: BTreeMap<PodKey, IdentityId>,
     peers: BTreeMap<String, PeerId>,
     uplinks: Vec<UplinkLink>,
+    host: Option<HostPlaced>,
     placed: BTreeMap<Attachment, Placed>,
 }
 
@@ -109,6 +112,7 @@ impl World {
                 underlay: &Underlay::default(),
                 peers: &self.peers,
                 uplinks: &self.uplinks,
+                host: self.host,
                 placed: &self.placed,
             },
         )
@@ -153,6 +157,31 @@ fn pods_here_and_there_are_found() {
     assert_eq!(tables.peer_by_address(ip("192.0.2.2")), Some(PeerId(2)));
     // The kernel was not asked about it: known, but not reached.
     assert_eq!(tables.peer(PeerId(2)).unwrap().hop, None);
+}
+
+#[test]
+fn the_host_has_the_nodes_own_addresses() {
+    let mut world = small();
+    assert!(world.tables().host().is_none());
+    let placed = HostPlaced {
+        link: LinkId(50),
+        worker: WorkerId(1),
+        mac: MacAddr([2, 0, 0, 0, 9, 1]),
+        gateway_mac: MacAddr([2, 0, 0, 0, 9, 2]),
+        mtu: 1450,
+    };
+    world.host = Some(placed);
+    let tables = world.tables();
+    let host = tables.host().unwrap();
+    assert_eq!(host.addresses, [ip("192.0.2.1"), ip("2001:db8::1")]);
+    assert_eq!((host.identity, host.link), (IdentityId::HOST, placed.link));
+    // Adding a pod leaves it alone; a link that closes takes it away.
+    let attachment = world.endpoint(2, "10.1.1.3", None);
+    let next = world.compile_with(compile_endpoints, &tables).tables;
+    assert_eq!(next.host(), tables.host());
+    assert!(next.local(ip("10.1.1.3")).is_some(), "{attachment:?}");
+    world.host = None;
+    assert!(world.compile(&next).tables.host().is_none());
 }
 
 #[test]

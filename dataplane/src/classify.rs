@@ -1,7 +1,8 @@
 //! Who sent this packet, and may it claim to be who it says?
 //!
 //! For a pod: its link tells which endpoint it is, and its MAC and address must be that
-//! endpoint's. For the overlay: the outer source must be a node that is known and the frame
+//! endpoint's. For the host link: its MAC alone, since the node's kernel may also forward what
+//! others sent; whose address it is says the slow path. For the overlay: the outer source must be a node that is known and the frame
 //! addressed to this one. What needs the tables' larger maps (does the inner source belong to
 //! that node?) is asked on a flow-table miss, in [`crate::slow`].
 
@@ -12,6 +13,7 @@ use crate::parse::{Headers, L3};
 use crate::snapshot::{Endpoint, Snapshot};
 use crate::verdict::DropReason;
 use crate::wire::ethernet::MacAddr;
+use crate::wire::protocol;
 use crate::wire::vxlan::VxlanHeader;
 
 /// Where a packet comes from.
@@ -19,6 +21,8 @@ use crate::wire::vxlan::VxlanHeader;
 pub enum Source<'a> {
     /// A pod on this node.
     Pod(&'a Endpoint),
+    /// The node's own network stack, by the host link.
+    Host(&'a Endpoint),
     /// Another node.
     Overlay {
         /// Which one.
@@ -31,7 +35,11 @@ pub enum Source<'a> {
 }
 
 /// Checks that a frame from a pod's link claims nothing that is not the pod's.
-pub fn pod<'a>(endpoint: &'a Endpoint, headers: &Headers) -> Result<Source<'a>, DropReason> {
+pub fn pod<'a>(
+    tables: &Snapshot,
+    endpoint: &'a Endpoint,
+    headers: &Headers,
+) -> Result<Source<'a>, DropReason> {
     if headers.l2.src != endpoint.mac {
         return Err(DropReason::SpoofedMac);
     }
@@ -40,8 +48,25 @@ pub fn pod<'a>(endpoint: &'a Endpoint, headers: &Headers) -> Result<Source<'a>, 
         if !endpoint.addresses.contains(&headers.src()) {
             return Err(DropReason::SpoofedAddress);
         }
+        not_to_overlay(tables, headers)?;
     }
     Ok(Source::Pod(endpoint))
+}
+
+/// Checks a frame from the host link.
+pub fn host<'a>(
+    tables: &Snapshot,
+    host: &'a Endpoint,
+    headers: &Headers,
+) -> Result<Source<'a>, DropReason> {
+    if headers.l2.src != host.mac {
+        return Err(DropReason::SpoofedMac);
+    }
+    if matches!(headers.kind, L3::V4 { .. } | L3::V6 { .. }) {
+        to_one_host(headers)?;
+        not_to_overlay(tables, headers)?;
+    }
+    Ok(Source::Host(host))
 }
 
 /// Checks the outer headers of a packet from an uplink; `payload` is the UDP payload.
@@ -73,8 +98,22 @@ pub fn inner(tables: &Snapshot, inner: &Headers) -> Result<(), DropReason> {
     }
     match inner.kind {
         L3::Arp { .. } => Err(DropReason::ForeignNeighbour),
-        L3::V4 { .. } | L3::V6 { .. } => to_one_host(inner),
+        L3::V4 { .. } | L3::V6 { .. } => {
+            to_one_host(inner)?;
+            not_to_overlay(tables, inner)
+        }
     }
+}
+
+/// Refuses what a node would take for an overlay packet. Looked at in each packet and not once a
+/// flow, since the fragments of a packet are one flow, of which only the first has the port.
+fn not_to_overlay(tables: &Snapshot, headers: &Headers) -> Result<(), DropReason> {
+    let to_port =
+        headers.protocol == protocol::UDP && headers.dst_port == tables.node().overlay_port;
+    if to_port && tables.is_node(headers.dst()) {
+        return Err(DropReason::OverlayPort);
+    }
+    Ok(())
 }
 
 /// Refuses what is for a group of hosts. A frame to all or many of the link's stations is never

@@ -14,6 +14,9 @@ pub const OVERLAY_PORT: u16 = 8472;
 /// The link number of every fixture node's one uplink.
 pub const UPLINK: LinkId = LinkId(0);
 
+/// The number of every fixture node's host link.
+pub const HOST_LINK: LinkId = LinkId(99);
+
 /// The underlay address of a node.
 #[must_use]
 pub fn underlay(node: u8) -> IpAddr {
@@ -62,6 +65,32 @@ pub fn gateway_mac(node: u8, pod: u8) -> MacAddr {
     MacAddr([0x02, 0x33, 0, 0, node, pod])
 }
 
+/// MAC of the host link's end in the node's own network stack.
+#[must_use]
+pub fn host_mac(node: u8) -> MacAddr {
+    MacAddr([0x02, 0x44, 0, 0, 0, node])
+}
+
+/// The IPv6 address of a node, beside [`underlay`].
+#[must_use]
+pub fn node_v6(node: u8) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, node.into()))
+}
+
+/// A node's own network stack as its datapath sees it.
+#[must_use]
+pub fn host(node: u8) -> Endpoint {
+    Endpoint {
+        id: EndpointId::HOST,
+        link: HOST_LINK,
+        mac: host_mac(node),
+        gateway_mac: MacAddr([0x02, 0x55, 0, 0, 0, node]),
+        addresses: vec![underlay(node), node_v6(node)],
+        identity: IdentityId::HOST,
+        mtu: 1450,
+    }
+}
+
 /// Identity of a pod.
 #[must_use]
 pub fn identity(node: u8, pod: u8) -> IdentityId {
@@ -74,7 +103,7 @@ pub fn node(node: u8) -> Node {
     Node {
         router_mac: router_mac(underlay(node)),
         overlay_port: OVERLAY_PORT,
-        addresses: vec![underlay(node)],
+        addresses: vec![underlay(node), node_v6(node)],
     }
 }
 
@@ -98,7 +127,7 @@ pub fn peer(near: u8, far: u8) -> Peer {
     Peer {
         id: PeerId(far.into()),
         router_mac: router_mac(underlay(far)),
-        addresses: vec![underlay(far)],
+        addresses: vec![underlay(far), node_v6(far)],
         pod_prefixes: pod_prefixes(far),
         hop: Some(Hop {
             uplink: 0,

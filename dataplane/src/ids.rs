@@ -11,6 +11,11 @@ pub struct LinkId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId(pub u32);
 
+impl EndpointId {
+    /// The node itself, behind the host link. Pods are counted from one.
+    pub const HOST: Self = Self(0);
+}
+
 /// Another node that runs Skein.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u32);

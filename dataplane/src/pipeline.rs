@@ -15,7 +15,7 @@ use crate::flow::{Action, Delivery, FlowKey, FlowTable, Lookup};
 use crate::fragment::{self, MAX_FRAGMENTS};
 use crate::hairpin::{self, Answer};
 use crate::icmp_error::{self, Limiter, Trouble};
-use crate::ids::{EndpointId, LinkId, WorkerId};
+use crate::ids::{LinkId, WorkerId};
 use crate::io::packet::Packet;
 use crate::io::pool::FramePool;
 use crate::io::umem::Umem;
@@ -112,7 +112,9 @@ impl Pipeline {
         let role = tables.link(ingress).map(|entry| entry.role);
         for mut packet in batch.drain(..) {
             let end = match role {
-                Some(LinkRole::Pod(id)) => self.pod_packet(&mut packet, id, context, pool),
+                Some(role @ (LinkRole::Pod(_) | LinkRole::Host)) => {
+                    self.veth_packet(&mut packet, role, context, pool)
+                }
                 Some(LinkRole::Uplink(_)) => self.uplink_packet(&mut packet, context, pool),
                 None => Err(DropReason::UnknownLink),
             };
@@ -142,23 +144,29 @@ impl Pipeline {
         }
     }
 
-    fn pod_packet(
+    /// From a pod, or from the node's own network stack.
+    fn veth_packet(
         &mut self,
         packet: &mut Packet,
-        id: EndpointId,
+        role: LinkRole,
         context: Context<'_>,
         pool: &mut FramePool,
     ) -> Result<End, DropReason> {
-        let endpoint = context.tables.endpoint(id).ok_or(DropReason::UnknownLink)?;
+        let endpoint: &Endpoint = match role {
+            LinkRole::Pod(id) => context.tables.endpoint(id).map(|endpoint| &***endpoint),
+            LinkRole::Host => context.tables.host(),
+            LinkRole::Uplink(_) => None,
+        }
+        .ok_or(DropReason::UnknownLink)?;
         let headers = parse(packet.head(context.umem), packet.len())?;
-        self.admit_pod(packet, endpoint, &headers, context, pool)
+        self.admit(packet, (role, endpoint), &headers, context, pool)
             .or_else(|refusal| self.tell(packet, endpoint, &headers, &refusal, context, pool))
     }
 
-    fn admit_pod(
+    fn admit(
         &mut self,
         packet: &mut Packet,
-        endpoint: &Endpoint,
+        (role, endpoint): (LinkRole, &Endpoint),
         headers: &Headers,
         context: Context<'_>,
         pool: &mut FramePool,
@@ -171,7 +179,10 @@ impl Pipeline {
             Answer::Heard => return Ok(End::Consumed),
             Answer::NotForUs => {}
         }
-        let source = classify::pod(endpoint, headers)?;
+        let source = match role {
+            LinkRole::Host => classify::host(context.tables, endpoint, headers)?,
+            _ => classify::pod(context.tables, endpoint, headers)?,
+        };
         packet.partial_checksum = offload::unfinished(packet, context.umem, headers);
         self.forward(packet, &source, headers, context, pool)
     }

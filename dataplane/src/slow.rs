@@ -31,6 +31,13 @@ pub fn decide(
         depends.on(endpoint.epoch());
         return Ok(to_local(endpoint, source, headers, &depends));
     }
+    if is_host(identity) && tables.is_node(destination) {
+        return Err(DropReason::NodeToNode);
+    }
+    if tables.node().addresses.contains(&destination) {
+        let host = tables.host().ok_or(DropReason::NoRoute)?;
+        return Ok(to_local(host, source, headers, &depends));
+    }
     if matches!(source, Source::Overlay { .. }) {
         return Err(DropReason::OverlayTransit);
     }
@@ -69,9 +76,15 @@ impl<'a> Depends<'a> {
     }
 }
 
+/// Whether it is the identity of a node rather than of a pod.
+fn is_host(identity: IdentityId) -> bool {
+    matches!(identity, IdentityId::HOST | IdentityId::REMOTE_NODE)
+}
+
 /// The identity that the packet is judged by. A packet from the overlay must come from the node
-/// that its inner source belongs to, and a pod that is known here has its own identity,
-/// whatever the VNI says: when labels change, one node hears of it before the other.
+/// that its inner source belongs to, be it a pod's address or the node's own; a node's own
+/// address has the identity of a node and no other address has. A pod that is known here has its
+/// own identity, whatever the VNI says: when labels change, one node hears of it before the other.
 fn origin(
     source: &Source<'_>,
     address: IpAddr,
@@ -86,10 +99,19 @@ fn origin(
             depends.on(endpoint.epoch());
             Ok(endpoint.identity)
         }
+        Source::Host(host) => forwarded_or_own(host, address, tables),
         Source::Overlay { peer, identity, .. } => {
             // A pod's address on this node is nobody else's, even where a peer's range holds it.
-            if tables.local(address).is_some() || tables.peer_of(address) != Some(peer) {
+            let node = tables.peer_by_address(address);
+            let owner = node.or_else(|| tables.peer_of(address));
+            if tables.local(address).is_some() || owner != Some(peer) {
                 return Err(DropReason::ForeignInnerSource);
+            }
+            // What a node says of itself is "remote node", and of its pods never that.
+            if (identity == IdentityId::REMOTE_NODE) != node.is_some()
+                || identity == IdentityId::HOST
+            {
+                return Err(DropReason::BadIdentity);
             }
             let sender = tables.peer(peer).ok_or(DropReason::UnknownPeer)?;
             depends.on(sender.epoch());
@@ -102,6 +124,28 @@ fn origin(
     }
 }
 
+/// Whose packet the node's kernel routed into the host link: its own, or one that it forwards
+/// and that is judged by its address. Pods and other nodes have ways of their own, so whoever
+/// speaks in their names here is somebody else.
+fn forwarded_or_own(
+    host: &Endpoint,
+    address: IpAddr,
+    tables: &Snapshot,
+) -> Result<IdentityId, DropReason> {
+    if host.addresses.contains(&address) {
+        return Ok(host.identity);
+    }
+    let of_cluster = tables.local(address).is_some()
+        || tables.peer_of(address).is_some()
+        || tables.is_node(address);
+    Err(if of_cluster {
+        DropReason::ForwardedClusterSource
+    } else {
+        // The world: its answers have no way back by us.
+        DropReason::ForwardedFromOutside
+    })
+}
+
 fn to_local(
     endpoint: &Endpoint,
     source: &Source<'_>,
@@ -109,7 +153,7 @@ fn to_local(
     depends: &Depends<'_>,
 ) -> Action {
     // For what comes from the overlay, the sender's node has done both.
-    let first_hop = matches!(source, Source::Pod(_));
+    let first_hop = !matches!(source, Source::Overlay { .. });
     Action {
         egress: endpoint.link,
         mtu: endpoint.mtu,
@@ -128,7 +172,10 @@ fn to_peer<'a>(
     tables: &'a Snapshot,
     depends: &mut Depends<'_>,
 ) -> Result<&'a Tracked<Arc<Peer>>, DropReason> {
-    let id: PeerId = tables.peer_of(destination).ok_or(DropReason::NoRoute)?;
+    let id: PeerId = tables
+        .peer_by_address(destination)
+        .or_else(|| tables.peer_of(destination))
+        .ok_or(DropReason::NoRoute)?;
     let peer = tables.peer(id).ok_or(DropReason::NoRoute)?;
     depends.on(peer.epoch());
     if let Some(pod) = tables.remote_pod(destination) {
@@ -158,6 +205,10 @@ fn tunnel_to(
             dst: peer.router_mac,
             src: node.router_mac,
         },
+    };
+    let identity = match identity {
+        IdentityId::HOST => IdentityId::REMOTE_NODE,
+        pod => pod,
     };
     Tunnel::new(&ends, identity, headers.ether_type, hash).ok_or(DropReason::NoRoute)
 }

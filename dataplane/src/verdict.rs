@@ -111,6 +111,14 @@ drop_reasons! {
     BadIdentity = "bad_identity",
     /// The outer header says congestion, the inner transport cannot (RFC 6040 section 4.2).
     EcnUnsupported = "ecn_unsupported",
+    /// To the overlay's port of a node from inside the pod network, where it would forge identities.
+    OverlayPort = "overlay_port",
+    /// The kernel forwarded it into the host link, in the name of a pod or of another node.
+    ForwardedClusterSource = "forwarded_cluster_source",
+    /// The kernel forwarded it into the host link from outside the cluster.
+    ForwardedFromOutside = "forwarded_from_outside",
+    /// From a node's own address to a node's own address: that is not the pod network's traffic.
+    NodeToNode = "node_to_node",
     /// From the overlay to an address that is not on this node: nothing is forwarded twice.
     OverlayTransit = "overlay_transit",
 

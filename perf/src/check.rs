@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::bins;
 use crate::cmd::{Cmd, Running};
 use crate::pod::Netns;
+use crate::probe::peer::Seen;
 use crate::probe::rr::Latency;
 use crate::probe::sweep::Sweep;
 use crate::probe::tcp::Transfer;
@@ -130,6 +131,19 @@ pub fn udp_echo(
         ])
         .args(["--sizes", &sizes.join(",")])
         .timeout(SLACK + Duration::from_secs(u64::from(count) * 2 * sizes.len() as u64))
+        .run()
+        .and_then(|output| result(&output.stdout))
+}
+
+/// The address that `to` sees `from` by.
+///
+/// # Errors
+/// If either protocol fails.
+pub fn seen_source(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Seen> {
+    let (_server, port) = serve(to, None, &["tell-peer"])?;
+    probe(from, None)?
+        .args(["ask-peer", &address(ip, port)])
+        .timeout(SLACK * 2)
         .run()
         .and_then(|output| result(&output.stdout))
 }

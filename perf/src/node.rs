@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::agent::{self, Agent, AgentOptions};
 use crate::cmd::{Cmd, Output};
 use crate::lab::{LabOptions, Underlay};
-use crate::pod::Pod;
+use crate::pod::{Netns, Pod};
 use crate::{bins, state, wire};
 
 /// What the holder does before it sleeps; `$1` is the node's name.
@@ -147,6 +147,14 @@ impl Node {
     /// The node's record.
     pub fn info(&self) -> &NodeInfo {
         &self.info
+    }
+
+    /// Its network namespace, for checks.
+    pub fn netns(&self) -> Netns {
+        Netns {
+            lab: self.info.lab.clone(),
+            name: self.info.netns.clone(),
+        }
     }
 
     /// Its name, `node1` and so on.

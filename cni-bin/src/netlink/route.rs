@@ -49,6 +49,8 @@ pub struct Route {
     pub source: Option<IpAddr>,
     /// Routing table.
     pub table: u32,
+    /// Who made it (`rtm_protocol` of `linux/rtnetlink.h`).
+    pub protocol: u8,
 }
 
 impl Route {
@@ -69,6 +71,7 @@ impl Route {
             priority: None,
             source: None,
             table: MAIN,
+            protocol: RouteProtocol::Static.into(),
         }
     }
 
@@ -164,7 +167,7 @@ fn message(route: &Route) -> RouteMessage {
         destination_prefix_length: route.prefix_len,
         // Tables above 255 stand in the attribute alone.
         table: u8::try_from(route.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC),
-        protocol: RouteProtocol::Static,
+        protocol: route.protocol.into(),
         scope: match route.scope {
             RouteScope::Universe => WireScope::Universe,
             RouteScope::Link => WireScope::Link,
@@ -223,6 +226,7 @@ fn read(message: &RouteMessage) -> Option<Route> {
         },
         onlink: header.flags.contains(RouteFlags::Onlink),
         table: header.table.into(),
+        protocol: header.protocol.into(),
         ..Route::on_link(anywhere, header.destination_prefix_length, 0)
     };
     for attribute in &message.attributes {

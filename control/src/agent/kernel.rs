@@ -56,6 +56,10 @@ impl Agent {
         }
         if notice == Notice::Routes {
             self.reconcile_uplinks();
+            self.reconcile_host();
+            // Somebody may have changed or removed what was written.
+            self.routes = None;
+            self.route_host();
             self.find_lost();
         }
     }

@@ -12,6 +12,7 @@
 //! for a worker, except closing a link, which has a limit.
 
 mod cni;
+mod host;
 mod kernel;
 mod report;
 
@@ -31,13 +32,14 @@ use crate::cni_server::{Backend, ConnectionId};
 use crate::compile::{Compiled, Inputs, UplinkLink, compile, compile_endpoints};
 use crate::config::Config;
 use crate::endpoint::Endpoints;
+use crate::host::{HostKernel, Wanted};
 use crate::neighbour::Underlay;
 use crate::netlink::{Netlink, Notice};
 use crate::observe::Shared;
 use crate::pods::PodIdentities;
 use crate::state::{Change, ClusterState, Node, ObjectKey};
 use crate::watch::{DocumentFault, Event};
-use crate::workers::Datapath;
+use crate::workers::{Datapath, HostLink};
 
 /// Changes are published together once it has been quiet for this long…
 const PUBLISH_QUIET: Duration = Duration::from_millis(5);
@@ -144,6 +146,8 @@ struct Faults {
     uplinks: BTreeMap<u8, String>,
     endpoints: BTreeMap<Attachment, String>,
     kernel: Option<String>,
+    host: Option<String>,
+    routes: Vec<String>,
 }
 
 /// The agent.
@@ -155,6 +159,9 @@ pub struct Agent {
     identities: PodIdentities,
     datapath: Datapath,
     netlink: Netlink,
+    host: HostKernel,
+    /// The host's routes as they were last written.
+    routes: Option<Vec<Wanted>>,
     underlay: Underlay,
     shared: Arc<Shared>,
     peers: BTreeMap<String, PeerId>,
@@ -186,6 +193,8 @@ pub struct Parts {
     pub identities: PodIdentities,
     /// The kernel.
     pub netlink: Netlink,
+    /// The kernel's side of the host link.
+    pub host: HostKernel,
 }
 
 impl Agent {
@@ -209,6 +218,8 @@ impl Agent {
             identities: parts.identities,
             datapath,
             netlink: parts.netlink,
+            host: parts.host,
+            routes: None,
             shared,
             peers: BTreeMap::new(),
             synced: false,
@@ -316,6 +327,11 @@ impl Agent {
         }
         self.reconcile_uplinks();
         self.reopen();
+        self.reconcile_host();
+        if !self.faults.routes.is_empty() {
+            self.routes = None;
+            self.route_host();
+        }
         // A large table of workers may have let go of old publications meanwhile.
         self.datapath.acknowledged();
     }
@@ -426,6 +442,7 @@ impl Agent {
         }
         self.faults.tables.clone_from(&compiled.faults);
         self.hand_over(compiled);
+        self.route_host();
     }
 
     /// The same for this node's endpoints alone, since somebody waits for them.
@@ -454,6 +471,7 @@ impl Agent {
             underlay: &self.underlay,
             peers: &self.peers,
             uplinks: &uplinks,
+            host: self.datapath.host().map(HostLink::placed),
             placed: &placed,
         };
         how(self.datapath.tables(), &inputs)

@@ -63,6 +63,8 @@ impl Agent {
         faults.extend(self.faults.tables.iter().cloned());
         faults.extend(self.faults.endpoints.values().cloned());
         faults.extend(self.faults.kernel.iter().cloned());
+        faults.extend(self.faults.host.iter().cloned());
+        faults.extend(self.faults.routes.iter().cloned());
         faults.extend(self.identities.faults());
         faults.extend(self.endpoints.damaged().iter().cloned());
         for peer in self.peers_view() {
@@ -406,7 +408,9 @@ impl Agent {
         let links_of = |worker: usize| {
             let pods = self.datapath.pods().values().map(|pod| pod.placed.worker);
             let uplinks = self.datapath.uplinks().values().flat_map(|u| &u.links);
+            let host = self.datapath.host().map(|host| host.worker);
             pods.chain(uplinks.map(|(entry, _)| entry.worker))
+                .chain(host)
                 .filter(|owner| usize::from(owner.0) == worker)
                 .count()
         };

@@ -8,10 +8,24 @@ use skein_cni::agent::Attachment;
 use skein_dataplane::ids::{EndpointId, IdentityId, PeerId, WorkerId};
 use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot};
 
-use super::{Inputs, describe};
+use super::{HostPlaced, Inputs, describe};
 use crate::state::{Endpoint, Phase};
 
 pub(super) type Local = BTreeMap<EndpointId, (snapshot::Endpoint, WorkerId)>;
+
+/// The node's own network stack behind the host link: a node's own addresses are its alone.
+pub(super) fn host(placed: &HostPlaced, node: &snapshot::Node) -> (snapshot::Endpoint, WorkerId) {
+    let host = snapshot::Endpoint {
+        id: EndpointId::HOST,
+        link: placed.link,
+        mac: placed.mac,
+        gateway_mac: placed.gateway_mac,
+        addresses: node.addresses.clone(),
+        identity: IdentityId::HOST,
+        mtu: placed.mtu,
+    };
+    (host, placed.worker)
+}
 
 /// Endpoints whose links are open. One whose pod is not known (yet, or any more) keeps the
 /// identity that it had.

@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use skein_cni::agent::Attachment;
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
 use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot, SnapshotBuilder};
+use skein_dataplane::wire::ethernet::MacAddr;
 
 pub use self::route::{primary, tunnel};
 use crate::neighbour::Underlay;
@@ -41,6 +42,21 @@ pub struct Placed {
     pub worker: WorkerId,
 }
 
+/// The host link, opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostPlaced {
+    /// Its link.
+    pub link: LinkId,
+    /// Who owns it.
+    pub worker: WorkerId,
+    /// MAC of the end in the node's own network stack.
+    pub mac: MacAddr,
+    /// MAC of our end.
+    pub gateway_mac: MacAddr,
+    /// MTU of both ends, in bytes.
+    pub mtu: u32,
+}
+
 /// All that the tables follow from.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
@@ -60,6 +76,8 @@ pub struct Inputs<'a> {
     pub peers: &'a BTreeMap<String, PeerId>,
     /// Opened queues of uplinks.
     pub uplinks: &'a [UplinkLink],
+    /// The opened host link.
+    pub host: Option<HostPlaced>,
     /// Opened links of endpoints.
     pub placed: &'a BTreeMap<Attachment, Placed>,
 }
@@ -79,6 +97,7 @@ pub struct Compiled {
 #[derive(Debug)]
 struct Desired {
     node: snapshot::Node,
+    host: Option<(snapshot::Endpoint, WorkerId)>,
     peers: BTreeMap<PeerId, Peer>,
     endpoints: endpoint::Local,
     remote: BTreeMap<IpAddr, RemotePod>,
@@ -94,6 +113,7 @@ pub fn compile(last: &Snapshot, inputs: &Inputs<'_>) -> Compiled {
     let (endpoints, complete) = endpoint::local(inputs, last, &mut faults);
     let remote = endpoint::remote(inputs, &peers, &endpoints, &mut faults);
     let desired = Desired {
+        host: inputs.host.map(|host| endpoint::host(&host, &node)),
         node,
         peers,
         endpoints,
@@ -160,6 +180,7 @@ fn apply(last: &Snapshot, inputs: &Inputs<'_>, mut desired: Desired) -> Compiled
     let mut refused = Vec::new();
     builder.set_node(desired.node);
     apply_uplinks(last, inputs.uplinks, &mut builder, &mut refused);
+    refused.extend(builder.set_host(desired.host.take()).err());
 
     // What goes makes room for what comes.
     remove_endpoints(last, &desired.endpoints, &mut builder);

@@ -5,8 +5,8 @@
 //!  ├ source ┼  dest. ┼ outer source ┼ ingress ┼ VNI ┼ sport  ┼ dport  ┼ proto ┼frag ┼ zero ┤
 //! ```
 //!
-//! One cache line. Addresses are IPv4-mapped where they are IPv4. For a packet from a pod the
-//! outer source is zero and the ingress is its link; for one from the overlay the ingress is
+//! One cache line. Addresses are IPv4-mapped where they are IPv4. For a packet from a pod or
+//! the host the outer source is zero and the ingress is its link; for one from the overlay the ingress is
 //! [`OVERLAY`] and the VNI and outer source are the tunnel's, so that what was checked of a
 //! tunnel's origin when the flow was decided holds for every packet that hits.
 //!
@@ -32,7 +32,7 @@ impl FlowKey {
     #[must_use]
     pub fn new(source: &Source<'_>, headers: &Headers) -> Self {
         let (outer, ingress, vni) = match source {
-            Source::Pod(endpoint) => ([0; 16], endpoint.link.0, 0),
+            Source::Pod(endpoint) | Source::Host(endpoint) => ([0; 16], endpoint.link.0, 0),
             Source::Overlay {
                 outer_src,
                 identity,

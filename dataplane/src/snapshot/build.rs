@@ -123,6 +123,39 @@ impl SnapshotBuilder {
         self.next.epochs.bump(EpochSlot::NODE);
     }
 
+    /// Sets the node's own network stack with its link and the link's owner, or takes it away.
+    pub fn set_host(&mut self, host: Option<(Endpoint, WorkerId)>) -> Result<(), BuildError> {
+        let before = self.next.host.clone();
+        let old = before.as_ref().map(|host| host.link);
+        let Some((host, worker)) = host else {
+            if let Some(link) = old {
+                self.next.links[link.0 as usize] = None;
+                self.next.host = None;
+                self.next.epochs.bump(EpochSlot::NODE);
+            }
+            return Ok(());
+        };
+        let entry = LinkEntry {
+            worker,
+            role: LinkRole::Host,
+        };
+        if before.is_some_and(|before| *before == host) && self.next.link(host.link) == Some(entry)
+        {
+            return Ok(());
+        }
+        if old == Some(host.link) {
+            self.next.links[host.link.0 as usize] = Some(entry);
+        } else {
+            self.place_link(host.link, entry)?;
+            if let Some(link) = old {
+                self.next.links[link.0 as usize] = None;
+            }
+        }
+        self.next.host = Some(Arc::new(host));
+        self.next.epochs.bump(EpochSlot::NODE);
+        Ok(())
+    }
+
     /// Adds an endpoint with its link, or changes it.
     pub fn set_endpoint(&mut self, endpoint: Endpoint, worker: WorkerId) -> Result<(), BuildError> {
         let id = endpoint.id;
@@ -477,6 +510,37 @@ mod tests {
         builder.set_peer(peer(1, 2)).unwrap();
         let next = builder.finish();
         assert!(next.epochs().holds(one));
+    }
+
+    #[test]
+    fn the_host_comes_changes_and_goes_with_its_link() {
+        let tables = with_both();
+        let node = tables.epochs().stamp(EpochSlot::NODE);
+        let host = crate::fixtures::host(1);
+        let mut builder = SnapshotBuilder::new(&tables);
+        let mut crowd = host.clone();
+        crowd.link = endpoint(1, 1).link;
+        assert_eq!(
+            builder.set_host(Some((crowd.clone(), WorkerId(0)))),
+            Err(BuildError::LinkInUse(crowd.link))
+        );
+        assert!(builder.tables().host().is_none());
+        let mut elsewhere = host.clone();
+        elsewhere.link = LinkId(77);
+        for wanted in [&host, &elsewhere] {
+            let wanted = (wanted.clone(), WorkerId(0));
+            builder.set_host(Some(wanted)).unwrap();
+        }
+        assert_eq!(builder.tables().link(host.link), None);
+        let role = |tables: &Snapshot| tables.link(LinkId(77)).map(|entry| entry.role);
+        assert_eq!(role(builder.tables()), Some(LinkRole::Host));
+        assert!(!builder.tables().epochs().holds(node));
+        let same = builder.tables().epochs().stamp(EpochSlot::NODE);
+        builder.set_host(Some((elsewhere, WorkerId(0)))).unwrap();
+        assert!(builder.tables().epochs().holds(same));
+        builder.set_host(None).unwrap();
+        assert_eq!(role(builder.tables()), None);
+        assert!(!builder.finish().epochs().holds(same));
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Node {
 pub enum LinkRole {
     /// A pod's veth.
     Pod(EndpointId),
+    /// Our end of the veth into the node's own network stack.
+    Host,
     /// A queue of an uplink device; the number is the device's position in the configuration.
     Uplink(u8),
 }
@@ -50,7 +52,7 @@ pub struct LinkEntry {
     pub role: LinkRole,
 }
 
-/// One interface of a pod on this node.
+/// One interface of a pod on this node, or the node's own network stack behind the host link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Its number, chosen by control.
@@ -135,7 +137,8 @@ impl<T> std::ops::Deref for Tracked<T> {
 
 /// One publication of all tables.
 ///
-/// Invariants, kept by [`SnapshotBuilder`]: an endpoint's link has the role of that endpoint;
+/// Invariants, kept by [`SnapshotBuilder`]: an endpoint's link has the role of that endpoint,
+/// the host's that of the host;
 /// an address belongs to one endpoint or one remote pod; what names a peer or an endpoint names
 /// one that is there; an outer address or a range belongs to one peer.
 #[derive(Clone, Debug)]
@@ -144,6 +147,7 @@ pub struct Snapshot {
     node: Arc<Node>,
     links: imbl::Vector<Option<LinkEntry>>,
     uplinks: imbl::OrdMap<u8, Arc<Vec<LinkId>>>,
+    host: Option<Arc<Endpoint>>,
     endpoints: imbl::HashMap<EndpointId, Tracked<Arc<Endpoint>>>,
     local: imbl::HashMap<IpAddr, EndpointId>,
     peers: imbl::HashMap<PeerId, Tracked<Arc<Peer>>>,
@@ -162,6 +166,7 @@ impl Snapshot {
             node: Arc::new(node),
             links: imbl::Vector::new(),
             uplinks: imbl::OrdMap::new(),
+            host: None,
             endpoints: imbl::HashMap::new(),
             local: imbl::HashMap::new(),
             peers: imbl::HashMap::new(),
@@ -196,6 +201,19 @@ impl Snapshot {
         self.uplinks
             .get(&uplink)
             .map_or(&[], |links| links.as_slice())
+    }
+
+    /// The node's own network stack, once the host link is open. Flows through it depend on
+    /// [`EpochSlot::NODE`].
+    #[must_use]
+    pub fn host(&self) -> Option<&Endpoint> {
+        self.host.as_deref()
+    }
+
+    /// Whether it is an underlay address of this node or of another.
+    #[must_use]
+    pub fn is_node(&self, address: IpAddr) -> bool {
+        self.node.addresses.contains(&address) || self.peer_by_address.contains_key(&address)
     }
 
     /// A local endpoint.

@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use etherparse::PacketBuilder;
-use skein_dataplane::fixtures::{gateway_mac, pod_mac, pod_v4, pod_v6};
+use skein_dataplane::fixtures::{
+    HOST_LINK, gateway_mac, host, host_mac, node_v6, pod_mac, pod_v4, pod_v6, underlay,
+};
 
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,23 +32,47 @@ impl Kind {
 /// A pod, as (node, pod).
 pub type Pod = (u8, u8);
 
+/// In a pod's place: the node's own network stack.
+pub const HOST: u8 = HOST_LINK.0 as u8;
+
+fn mac(of: Pod) -> [u8; 6] {
+    if of.1 == HOST {
+        host_mac(of.0).0
+    } else {
+        pod_mac(of.0, of.1).0
+    }
+}
+
+fn gateway(of: Pod) -> [u8; 6] {
+    if of.1 == HOST {
+        host(of.0).gateway_mac.0
+    } else {
+        gateway_mac(of.0, of.1).0
+    }
+}
+
+fn v4(of: Pod) -> [u8; 4] {
+    match underlay(of.0) {
+        std::net::IpAddr::V4(node) if of.1 == HOST => node.octets(),
+        _ => pod_v4(of.0, of.1).octets(),
+    }
+}
+
+fn v6(of: Pod) -> [u8; 16] {
+    match node_v6(of.0) {
+        std::net::IpAddr::V6(node) if of.1 == HOST => node.octets(),
+        _ => pod_v6(of.0, of.1).octets(),
+    }
+}
+
 /// A frame from pod to pod as the sender's kernel makes it.
 pub fn frame(kind: Kind, from: Pod, to: Pod, ttl: u8, payload: &[u8]) -> Vec<u8> {
-    let ethernet =
-        PacketBuilder::ethernet2(pod_mac(from.0, from.1).0, gateway_mac(from.0, from.1).0);
+    let ethernet = PacketBuilder::ethernet2(mac(from), gateway(from));
     let v4 = |builder: etherparse::PacketBuilderStep<etherparse::Ethernet2Header>| {
-        builder.ipv4(
-            pod_v4(from.0, from.1).octets(),
-            pod_v4(to.0, to.1).octets(),
-            ttl,
-        )
+        builder.ipv4(v4(from), v4(to), ttl)
     };
     let v6 = |builder: etherparse::PacketBuilderStep<etherparse::Ethernet2Header>| {
-        builder.ipv6(
-            pod_v6(from.0, from.1).octets(),
-            pod_v6(to.0, to.1).octets(),
-            ttl,
-        )
+        builder.ipv6(v6(from), v6(to), ttl)
     };
     let mut out = Vec::new();
     let written = match kind {
@@ -73,10 +99,15 @@ pub fn frame(kind: Kind, from: Pod, to: Pod, ttl: u8, payload: &[u8]) -> Vec<u8>
 
 /// A UDP packet of a pod to any IPv4 address.
 pub fn to_address(from: Pod, to: [u8; 4]) -> Vec<u8> {
+    udp_v4(from, v4(from), to, 2)
+}
+
+/// A UDP packet by that pod's or host's link, whatever its addresses.
+pub fn udp_v4(by: Pod, from: [u8; 4], to: [u8; 4], port: u16) -> Vec<u8> {
     let mut out = Vec::new();
-    PacketBuilder::ethernet2(pod_mac(from.0, from.1).0, gateway_mac(from.0, from.1).0)
-        .ipv4(pod_v4(from.0, from.1).octets(), to, 64)
-        .udp(1, 2)
+    PacketBuilder::ethernet2(mac(by), gateway(by))
+        .ipv4(from, to, 64)
+        .udp(1, port)
         .write(&mut out, b"x")
         .unwrap();
     out

@@ -12,7 +12,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use frames::Pod;
-use skein_dataplane::fixtures::{UPLINK, endpoint, identity, node, peer, pod_v4, pod_v6, underlay};
+use skein_dataplane::fixtures::{
+    HOST_LINK, UPLINK, endpoint, host, identity, node, peer, pod_v4, pod_v6, underlay,
+};
 use skein_dataplane::ids::{EndpointId, LinkId, PeerId, WorkerId};
 use skein_dataplane::io::LinkCaps;
 use skein_dataplane::io::memory::{MemoryLink, MemoryWire, Sent};
@@ -214,17 +216,19 @@ impl Node {
         let far = 3 - near;
         let store = FrameStore::new(CHUNKS).unwrap();
         let mut me = node(near);
-        me.addresses = vec![underlay(near)];
         me.router_mac = router_mac(underlay(near));
         let mut builder = SnapshotBuilder::new(&Snapshot::empty(me));
         builder.add_uplink_link(UPLINK, WorkerId(0), 0).unwrap();
+        let host_worker = count - 1;
+        builder
+            .set_host(Some((host(near), WorkerId(host_worker))))
+            .unwrap();
         for pod in [1, 2] {
             builder
                 .set_endpoint(endpoint(near, pod), WorkerId(u16::from(pod) % count))
                 .unwrap();
         }
         let mut other = peer(near, far);
-        other.addresses = vec![underlay(far)];
         other.router_mac = router_mac(underlay(far));
         if let Some(hop) = &mut other.hop {
             (hop.outer_src, hop.outer_dst) = (underlay(near), underlay(far));
@@ -257,6 +261,7 @@ impl Node {
             (UPLINK, 0, uplink_caps),
             (LinkId(1), 1 % count, caps),
             (LinkId(2), 2 % count, caps),
+            (HOST_LINK, host_worker, caps),
         ];
         for (id, worker, caps) in links {
             let (link, wire) = MemoryLink::new(caps);

@@ -5,6 +5,7 @@
 //! result as one line of JSON, which is the serialised form of a public struct here.
 
 pub mod http;
+pub mod peer;
 pub mod rr;
 pub mod sweep;
 pub mod tcp;
@@ -86,6 +87,13 @@ pub enum Probe {
         #[arg(long, default_value_t = 10.0)]
         seconds: f64,
     },
+    /// Tell a TCP client, then every UDP client, the address that it is seen by.
+    TellPeer,
+    /// Ask for the address that this end is seen by.
+    AskPeer {
+        /// The server.
+        to: SocketAddr,
+    },
     /// Fetch a page over HTTP/1.1; fails unless the status is 200.
     HttpGet {
         /// The server.
@@ -119,6 +127,8 @@ pub fn run(probe: Probe) -> Result<()> {
             print(&rr::run(to, duration(seconds)?, duration(pause)?)?)
         }
         Probe::Sweep { targets, seconds } => print(&sweep::run(&targets, duration(seconds)?)?),
+        Probe::TellPeer => peer::tell(),
+        Probe::AskPeer { to } => print(&peer::ask(to)?),
         Probe::HttpGet { to, page } => http::get(to, &page).map(|body| print!("{body}")),
     }
 }
