@@ -39,8 +39,14 @@ check: ## Unit, property, simulation, namespace and end-to-end tests
 fuzz: ## The fuzz targets, FUZZ_SECONDS each, on the stable toolchain
 	SKEIN_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --release --manifest-path dataplane/fuzz/Cargo.toml
 
-test-matrix: setup ## The whole end-to-end suite in every combination of fall-backs (hours)
-	SKEIN_MATRIX=all cargo test --workspace
+test-matrix: setup ## The end-to-end tests in every combination of fall-backs and XDP modes (hours)
+	@for disable in "" multi-buffer tx-metadata multi-buffer,tx-metadata; do \
+	  for uplink in native generic; do for pods in generic native; do \
+	    echo "== uplink $$uplink, pods $$pods, without: $${disable:-nothing}"; \
+	    env $${disable:+SKEIN_DEBUG_DISABLE=$$disable} SKEIN_UPLINK_XDP_MODE=$$uplink \
+	      SKEIN_PODS_XDP_MODE=$$pods cargo test --workspace --test 'e2e_*' || exit 1; \
+	  done; done; \
+	done
 
 test-long: setup ## 250 pods, thousands of ADDs and DELs, a hundred crashes (half an hour)
 	cargo build --workspace --bins

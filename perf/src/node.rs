@@ -291,9 +291,12 @@ impl Drop for Node {
 /// # Errors
 /// skeinctl's.
 pub fn view(node: &NodeInfo, name: &str) -> Result<serde_json::Value> {
-    node.cmd(bins::find("skeinctl")?)
+    let output = node
+        .cmd(bins::find("skeinctl")?)
         .args([name, "-o", "json"])
-        .json()
+        .try_run()?;
+    // `status` of a node that is not healthy is a document too, with exit code 1.
+    serde_json::from_str(&output.stdout).with_context(|| output.describe())
 }
 
 fn start_holder(lab: &str, name: &str, netns: &str) -> Result<Child> {
