@@ -35,7 +35,10 @@ echo "$(uname -n) $CNI_COMMAND $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS
 count=$(cat /run/count 2>/dev/null || echo 0)
 echo $((count + 1)) > /run/count
 n=$(uname -n | tr -d a-z)
-test "$CNI_COMMAND" = DEL && exit 0
+if test "$CNI_COMMAND" = DEL; then
+    ip -n "$(basename "$CNI_NETNS")" link delete "$CNI_IFNAME" 2>/dev/null
+    exit 0
+fi
 if test "$count" = 0; then
     echo '{"cniVersion": "1.1.0", "code": 11, "msg": "not yet"}'
     exit 1
