@@ -257,8 +257,10 @@ fn an_agent_that_ends_and_a_plugin_that_fails_are_shown_with_their_words() {
 fn a_benchmark_writes_its_results_in_the_documented_form() {
     let programs = Programs::new(AGENT, PLUGIN);
     let output = programs.path("results");
+    // The time of an ADD, `cni.add`, is left out: not every machine has the reference plugins.
     let bench = programs.lab(&format!(
-        "bench --rounds 1 --seconds 1 --wires real --sender-cpu 0 --receiver-cpu 0 --output {}",
+        "bench --rounds 1 --seconds 1 --wires real --sender-cpu 0 --receiver-cpu 0 --filter=- \
+         --output {}",
         output.display()
     ));
     assert!(bench.status.success(), "{}", bench.describe());
