@@ -132,6 +132,14 @@ pub struct Datapath {
     host: Option<HostLink>,
 }
 
+/// A link that was opened and handed to a worker.
+struct Owned {
+    link: LinkId,
+    worker: WorkerId,
+    stats: Arc<LinkStats>,
+    attached: Box<dyn Attached>,
+}
+
 impl Datapath {
     /// Starts the workers, with empty tables.
     pub fn start(
@@ -234,9 +242,39 @@ impl Datapath {
 
     /// Opens a pod's device and hands it to the worker that owns the fewest.
     pub fn open_pod(&mut self, endpoint: &Endpoint) -> Result<(), String> {
+        let Owned {
+            link,
+            worker,
+            stats,
+            attached,
+        } = self.open(|opener, link, pool| opener.open_pod(endpoint, link, pool))?;
+        let placed = Placed {
+            id: EndpointId(self.next_endpoint),
+            link,
+            worker,
+        };
+        self.next_endpoint += 1;
+        self.pods.insert(
+            endpoint.attachment.clone(),
+            PodLink {
+                placed,
+                stats,
+                endpoint: endpoint.clone(),
+                attached,
+            },
+        );
+        Ok(())
+    }
+
+    /// Opens a device as a link with a number of its own, and hands it to the worker that owns the
+    /// fewest.
+    fn open(
+        &mut self,
+        open: impl FnOnce(&mut dyn Opener, LinkId, &mut FramePool) -> Result<Opened, String>,
+    ) -> Result<Owned, String> {
         let mut pool = FramePool::new(self.store.clone());
         let link = self.numbers.take(self.publisher.acknowledged());
-        let opened = self.opener.open_pod(endpoint, link, &mut pool);
+        let opened = open(&mut *self.opener, link, &mut pool);
         drop(pool);
         let Opened { links, attachment } = match opened {
             Ok(opened) => opened,
@@ -253,22 +291,12 @@ impl Datapath {
                 .add_link(worker, id, link, stats.clone())
                 .map_err(|e| e.to_string())?;
         }
-        let placed = Placed {
-            id: EndpointId(self.next_endpoint),
+        Ok(Owned {
             link,
             worker,
-        };
-        self.next_endpoint += 1;
-        self.pods.insert(
-            endpoint.attachment.clone(),
-            PodLink {
-                placed,
-                stats,
-                endpoint: endpoint.clone(),
-                attached: attachment,
-            },
-        );
-        Ok(())
+            stats,
+            attached: attachment,
+        })
     }
 
     fn least_loaded(&self) -> WorkerId {
@@ -311,31 +339,18 @@ impl Datapath {
         if let Err(error) = self.close_host() {
             tracing::warn!(error, "closing a host link whose devices are gone");
         }
-        let mut pool = FramePool::new(self.store.clone());
-        let link = self.numbers.take(self.publisher.acknowledged());
-        let opened = self.opener.open_host(&device, link, &mut pool);
-        drop(pool);
-        let Opened { links, attachment } = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                // No worker has seen it.
-                self.numbers.give(link, Generation(0));
-                return Err(error);
-            }
-        };
-        let worker = self.least_loaded();
-        let stats = Arc::new(LinkStats::default());
-        for (id, link) in links {
-            self.group
-                .add_link(worker, id, link, stats.clone())
-                .map_err(|e| e.to_string())?;
-        }
+        let Owned {
+            link,
+            worker,
+            stats,
+            attached,
+        } = self.open(|opener, link, pool| opener.open_host(&device, link, pool))?;
         self.host = Some(HostLink {
             device,
             link,
             worker,
             stats,
-            attached: attachment,
+            attached,
         });
         Ok(())
     }
