@@ -122,6 +122,12 @@ drop_reasons! {
     /// From the overlay to an address that is not on this node: nothing is forwarded twice.
     OverlayTransit = "overlay_transit",
 
+    // What policies say.
+    /// The receiving pod's network policies allow it by none of their rules.
+    PolicyDeniedIngress = "policy_denied_ingress",
+    /// The sending pod's network policies allow it by none of their rules.
+    PolicyDeniedEgress = "policy_denied_egress",
+
     // What the route says.
     /// No endpoint, peer or route has this destination.
     NoRoute = "no_route",

@@ -8,6 +8,7 @@
 mod build;
 mod epochs;
 mod lpm;
+mod policy_map;
 mod publish;
 
 use std::net::IpAddr;
@@ -16,9 +17,11 @@ use std::sync::Arc;
 pub use build::{BuildError, MAX_LINKS, SnapshotBuilder};
 pub use epochs::{EpochSlot, EpochStamp, Epochs};
 pub use lpm::{Lpm, Prefix};
+pub use policy_map::{PortProtocol, PortRange, RuleId, RulePorts, Rules, RulesBuilder};
 pub use publish::{Publisher, Reader};
 
 use crate::ids::{EndpointId, Generation, IdentityId, LinkId, PeerId, WorkerId};
+use crate::policy::EndpointPolicy;
 use crate::wire::ethernet::MacAddr;
 
 /// This node.
@@ -140,7 +143,7 @@ impl<T> std::ops::Deref for Tracked<T> {
 /// Invariants, kept by [`SnapshotBuilder`]: an endpoint's link has the role of that endpoint,
 /// the host's that of the host;
 /// an address belongs to one endpoint or one remote pod; what names a peer or an endpoint names
-/// one that is there; an outer address or a range belongs to one peer.
+/// one that is there, and so does a policy; an outer address or a range belongs to one peer.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     generation: Generation,
@@ -150,6 +153,8 @@ pub struct Snapshot {
     host: Option<Arc<Endpoint>>,
     endpoints: imbl::HashMap<EndpointId, Tracked<Arc<Endpoint>>>,
     local: imbl::HashMap<IpAddr, EndpointId>,
+    /// Of the endpoints that any policy isolates.
+    policies: imbl::HashMap<EndpointId, Arc<EndpointPolicy>>,
     peers: imbl::HashMap<PeerId, Tracked<Arc<Peer>>>,
     peer_by_address: imbl::HashMap<IpAddr, PeerId>,
     peer_by_prefix: Lpm<PeerId>,
@@ -169,6 +174,7 @@ impl Snapshot {
             host: None,
             endpoints: imbl::HashMap::new(),
             local: imbl::HashMap::new(),
+            policies: imbl::HashMap::new(),
             peers: imbl::HashMap::new(),
             peer_by_address: imbl::HashMap::new(),
             peer_by_prefix: Lpm::default(),
@@ -231,6 +237,13 @@ impl Snapshot {
     #[must_use]
     pub fn local(&self, address: IpAddr) -> Option<&Tracked<Arc<Endpoint>>> {
         self.local.get(&address).and_then(|&id| self.endpoint(id))
+    }
+
+    /// The policies of an endpoint. Flows judged by them depend on the endpoint's own epoch.
+    #[must_use]
+    pub fn policy(&self, id: EndpointId) -> &EndpointPolicy {
+        const OPEN: &EndpointPolicy = &EndpointPolicy::OPEN;
+        self.policies.get(&id).map_or(OPEN, |policy| policy)
     }
 
     /// A peer.
