@@ -175,6 +175,7 @@ pub fn flow_key(number: u16) -> crate::flow::FlowKey {
         dst_port: 53,
         icmp: None,
         tcp_flags: crate::parse::TcpFlags(0),
+        sctp: None,
         fragment: crate::parse::Fragment::None,
         fragment_id: 0,
     };

@@ -7,6 +7,8 @@
 //! are answered on the spot ([`hairpin`]); [`classify`] finds out who sent it and whether it may
 //! claim so. Its [`flow`] usually has an action already; if not, the [`slow`] path decides from
 //! the tables ([`snapshot`]), asking both ends' [`policy`], and the flow keeps the decision. The action is applied: checksums
+//! the tables ([`snapshot`]) and the flow keeps the decision. Packets that belong together, both
+//! ways and over all workers, are a connection of the shared table ([`conntrack`]). The action is applied: checksums
 //! completed ([`offload`], and for tunnels that a pod makes itself [`nested`]), TTL and MACs
 //! rewritten ([`rewrite`]), what is too large cut ([`fragment`]), tunnel header pushed
 //! ([`encap`]). The packet leaves by the link that the action names, or by the worker that owns
@@ -36,6 +38,8 @@ pub mod hairpin;
 pub mod classify;
 
 pub mod flow;
+
+pub mod conntrack;
 
 pub mod slow;
 
