@@ -6,7 +6,8 @@
 //! [`pipeline`]. Each packet is parsed once ([`parse`] over [`wire`]); questions for the gateway
 //! are answered on the spot ([`hairpin`]); [`classify`] finds out who sent it and whether it may
 //! claim so. Its [`flow`] usually has an action already; if not, the [`slow`] path decides from
-//! the tables ([`snapshot`]) and the flow keeps the decision. The action is applied: checksums
+//! the tables ([`snapshot`]; for a Service's address, [`service`] chooses the backend) and the
+//! flow keeps the decision. The action is applied: checksums
 //! completed ([`offload`], and for tunnels that a pod makes itself [`nested`]), TTL and MACs
 //! rewritten ([`rewrite`]), what is too large cut ([`fragment`]), tunnel header pushed
 //! ([`encap`]). The packet leaves by the link that the action names, or by the worker that owns
@@ -38,6 +39,8 @@ pub mod classify;
 pub mod flow;
 
 pub mod slow;
+
+pub mod service;
 
 pub mod offload;
 

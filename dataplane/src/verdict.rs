@@ -122,6 +122,16 @@ drop_reasons! {
     /// From the overlay to an address that is not on this node: nothing is forwarded twice.
     OverlayTransit = "overlay_transit",
 
+    // What Services refuse.
+    /// To a Service that has no endpoint to serve it.
+    NoEndpoints = "no_endpoints",
+    /// To a Service whose traffic policy is Local, without an endpoint on this node.
+    NoLocalEndpoints = "no_local_endpoints",
+    /// To a load balancer's address from outside of its source ranges.
+    SourceRangeDenied = "source_range_denied",
+    /// To the address of a Service, on a port or protocol that it does not have.
+    NoServicePort = "no_service_port",
+
     // What the route says.
     /// No endpoint, peer or route has this destination.
     NoRoute = "no_route",
