@@ -9,6 +9,8 @@
 //! the tables ([`snapshot`]), asking both ends' [`policy`], and the flow keeps the decision. The action is applied: checksums
 //! the tables ([`snapshot`]) and the flow keeps the decision. Packets that belong together, both
 //! ways and over all workers, are a connection of the shared table ([`conntrack`]). The action is applied: checksums
+//! the tables ([`snapshot`]; for a Service's address, [`service`] chooses the backend) and the
+//! flow keeps the decision. The action is applied: checksums
 //! completed ([`offload`], and for tunnels that a pod makes itself [`nested`]), TTL and MACs
 //! rewritten ([`rewrite`]), what is too large cut ([`fragment`]), tunnel header pushed
 //! ([`encap`]). The packet leaves by the link that the action names, or by the worker that owns
@@ -44,6 +46,7 @@ pub mod conntrack;
 pub mod slow;
 
 pub mod policy;
+pub mod service;
 
 pub mod offload;
 

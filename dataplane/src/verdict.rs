@@ -127,6 +127,15 @@ drop_reasons! {
     PolicyDeniedIngress = "policy_denied_ingress",
     /// The sending pod's network policies allow it by none of their rules.
     PolicyDeniedEgress = "policy_denied_egress",
+    // What Services refuse.
+    /// To a Service that has no endpoint to serve it.
+    NoEndpoints = "no_endpoints",
+    /// To a Service whose traffic policy is Local, without an endpoint on this node.
+    NoLocalEndpoints = "no_local_endpoints",
+    /// To a load balancer's address from outside of its source ranges.
+    SourceRangeDenied = "source_range_denied",
+    /// To the address of a Service, on a port or protocol that it does not have.
+    NoServicePort = "no_service_port",
 
     // What the route says.
     /// No endpoint, peer or route has this destination.

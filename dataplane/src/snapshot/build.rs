@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{
-    Endpoint, EpochSlot, LinkEntry, LinkRole, Node, Peer, Prefix, RemotePod, Snapshot, Tracked,
+    Endpoint, EpochSlot, LinkEntry, LinkRole, Node, Peer, Prefix, RemotePod, Service, ServiceError,
+    ServiceId, Snapshot, Tracked,
 };
 use crate::ids::{EndpointId, LinkId, PeerId, WorkerId};
 use crate::policy::EndpointPolicy;
@@ -332,6 +333,23 @@ impl SnapshotBuilder {
         if let Some(pod) = self.next.remote.remove(&address) {
             self.next.epochs.release(pod.epoch);
         }
+    }
+
+    /// Adds a Service (one port of it, in one address family), or changes it; its epoch moves
+    /// only when it differs.
+    pub fn set_service(&mut self, id: ServiceId, service: Service) -> Result<(), ServiceError> {
+        let Snapshot {
+            services, epochs, ..
+        } = &mut self.next;
+        services.set(id, service, epochs)
+    }
+
+    /// Removes a Service with its frontends; does nothing when it is not there.
+    pub fn remove_service(&mut self, id: ServiceId) {
+        let Snapshot {
+            services, epochs, ..
+        } = &mut self.next;
+        services.remove(id, epochs);
     }
 
     /// The slot of an entry that is about to change, moved on; a new one for a new entry.
