@@ -5,9 +5,9 @@
 //!        reply tuple ────▶ place ─────────────────────────┴─▶ slab: block ─▶ life, tuples, …
 //! ```
 //!
-//! A connection enters block first, then its lesser tuple, then its greater: of two workers
-//! that meet both directions of one connection at once, one fails at the first tuple and
-//! nothing is left half done. It leaves the other way round: its block is condemned, by one
+//! A connection enters block first, then one tuple after the other, in an order that makes
+//! workers that meet it at once meet at the same tuple: one of them is first there, the other
+//! leaves nothing behind and finds the connection. It leaves the other way round: its block is condemned, by one
 //! thread alone, its tuples leave the index, then the block is free. So while a tuple's part of
 //! the index is locked, the block that the tuple leads to can be relied on.
 
@@ -225,24 +225,14 @@ impl Connections {
     #[must_use]
     pub fn find(&self, tuple: &Tuple, now: Instant) -> Option<Found> {
         let now_ms = now.millis_wrapping();
-        self.index.look(tuple, |place| {
-            let (index, direction) = (place.index(), place.direction());
-            let block = self.slab.block(index);
-            let life = block.life();
-            if life.state().is_none() || life.is_expired(now_ms) {
-                return None;
-            }
-            let (original, reply) = block.tuples();
-            let found = match direction {
-                Direction::Original => &original,
-                Direction::Reply => &reply,
-            };
-            let generation = life.generation();
-            (found == tuple).then_some(Found {
-                conn: ConnRef { index, generation },
-                direction,
-                original,
-                reply,
+        let here = self.index.look(tuple, |place| {
+            self.found(place.index(), place.direction(), tuple, now_ms)
+        });
+        // Of an untranslated connection that another worker is just putting in, only the
+        // reverse may be there yet.
+        here.or_else(|| {
+            self.index.look(&tuple.reversed(), |place| {
+                self.found(place.index(), place.direction().opposite(), tuple, now_ms)
             })
         })
     }
@@ -365,6 +355,8 @@ impl Connections {
     }
 
     /// Takes out what has expired among the next `budget` places; returns how many that were.
+    /// All places must come by within days: deadlines have 32 bits of milliseconds, and what
+    /// expired more than 24 days ago would pass for alive.
     pub fn sweep(&self, now: Instant, budget: usize) -> usize {
         self.told(now);
         let now_ms = now.millis_wrapping();
@@ -423,6 +415,28 @@ impl Connections {
         now_ms.wrapping_add(millis(self.timeouts.of(protocol, state)))
     }
 
+    /// The connection of a block that the caller has found in the index and keeps from being
+    /// freed, if that is its tuple in that direction.
+    fn found(&self, index: u32, direction: Direction, tuple: &Tuple, now_ms: u32) -> Option<Found> {
+        let block = self.slab.block(index);
+        let life = block.life();
+        if life.state().is_none() || life.is_expired(now_ms) {
+            return None;
+        }
+        let (original, reply) = block.tuples();
+        let own = match direction {
+            Direction::Original => &original,
+            Direction::Reply => &reply,
+        };
+        let generation = life.generation();
+        (own == tuple).then_some(Found {
+            conn: ConnRef { index, generation },
+            direction,
+            original,
+            reply,
+        })
+    }
+
     #[inline]
     fn life_of(&self, conn: ConnRef, now_ms: u32) -> Option<(Life, State)> {
         let life = self.slab.block(conn.index).life();
@@ -477,27 +491,25 @@ impl Connections {
         Ok(ConnRef { index, generation })
     }
 
-    /// Both tuples, or neither. They are one where a host talks to itself from a port to the
-    /// same port.
+    /// Both tuples, or neither. The lesser first of two that are each other's reverse, so that
+    /// workers that meet both directions at once meet here too; else the original first, which
+    /// is what another worker with the same packets would look for. They are one where a host
+    /// talks to itself from a port to the same port.
     fn enter_tuples(&self, record: &Record, index: u32, now_ms: u32) -> bool {
         let mut tuples = [
-            (record.original, Place::new(index, Direction::Original)),
-            (record.reply, Place::new(index, Direction::Reply)),
+            (&record.original, Place::new(index, Direction::Original)),
+            (&record.reply, Place::new(index, Direction::Reply)),
         ];
-        if record.reply < record.original {
+        if record.reply < record.original && record.reply == record.original.reversed() {
             tuples.swap(0, 1);
         }
         let [(first, first_place), (second, second_place)] = tuples;
-        if first == second {
-            let place = Place::new(index, Direction::Original);
-            return self.enter_tuple(&first, place, now_ms);
-        }
-        if !self.enter_tuple(&first, first_place, now_ms) {
+        if !self.enter_tuple(first, first_place, now_ms) {
             return false;
         }
-        let both = self.enter_tuple(&second, second_place, now_ms);
+        let both = first == second || self.enter_tuple(second, second_place, now_ms);
         if !both {
-            self.index.remove(&first);
+            self.index.remove(first);
         }
         both
     }
