@@ -213,7 +213,7 @@ impl PortPool {
                 lease.port
             );
             let last = value & CONNECTIONS == 1;
-            let next = if last { value - 1 | BUSY } else { value - 1 };
+            let next = if last { (value - 1) | BUSY } else { value - 1 };
             if slot
                 .compare_exchange_weak(value, next, Ordering::AcqRel, Ordering::Relaxed)
                 .is_err()
@@ -550,7 +550,7 @@ mod tests {
     #[test]
     fn excluded_ports_are_never_leased() {
         let (pool, _) = watched(20);
-        let excluded = |port: u16| port % 2 == 0;
+        let excluded = |port: u16| port.is_multiple_of(2);
         for number in 0..30 {
             for attempt in 0..3 {
                 let lease = pool.lease(&internal(number), true, excluded, attempt);

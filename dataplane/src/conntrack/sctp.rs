@@ -97,7 +97,8 @@ fn verified(tracked: Tracked, direction: Direction, first: Chunk) -> Option<Tags
         Direction::Original => (tags.original, tags.reply),
         Direction::Reply => (tags.reply, tags.original),
     };
-    let may_reflect = matches!(first.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE);
+    let reflected = matches!(first.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE)
+        && first.flags & chunk::FLAG_REFLECTED != 0;
     match first.kind {
         // INIT bears no tag, so anybody can send one: it announces the tag of the answers only
         // where no association stands. One that restarts (RFC 9260 section 5.2.4) is met anew
@@ -105,11 +106,8 @@ fn verified(tracked: Tracked, direction: Direction, first: Chunk) -> Option<Tags
         chunk::INIT if first.tag != 0 => return None,
         chunk::INIT if matches!(phase, Phase::Close | Phase::CookieWait) => own = 0,
         chunk::INIT => return None,
-        _ if may_reflect && first.flags & chunk::FLAG_REFLECTED != 0 => {
-            if other != 0 && first.tag != other {
-                return None;
-            }
-        }
+        _ if reflected && other != 0 && first.tag != other => return None,
+        _ if reflected => {}
         _ if own == 0 => own = first.tag,
         _ if own != first.tag => return None,
         _ => {}

@@ -98,7 +98,7 @@ fn flow(number: u32) -> Tuple {
     let mut tuple = tuple(number / 20 * 2, protocol);
     tuple.src_port = 7;
     tuple.dst_port = (number / 10 % 2) as u16;
-    if number / 5 % 2 == 0 {
+    if (number / 5).is_multiple_of(2) {
         tuple
     } else {
         tuple.reversed()
@@ -234,8 +234,8 @@ impl Model {
         assert_eq!(is_original, *tuple == known.new.original);
     }
 
-    fn step(&mut self, op: Op) {
-        match op {
+    fn step(&mut self, op: &Op) {
+        match *op {
             Op::Create {
                 flow: number,
                 masquerade,
@@ -331,7 +331,7 @@ proptest! {
     fn the_table_does_as_the_model(ops in prop::collection::vec(ops(), 1..150)) {
         let mut model = Model::new();
         for op in ops {
-            model.step(op);
+            model.step(&op);
             model.compare();
         }
         model.end();
