@@ -213,7 +213,7 @@ impl PortPool {
                 lease.port
             );
             let last = value & CONNECTIONS == 1;
-            let next = if last { value - 1 | BUSY } else { value - 1 };
+            let next = if last { (value - 1) | BUSY } else { value - 1 };
             if slot
                 .compare_exchange_weak(value, next, Ordering::AcqRel, Ordering::Relaxed)
                 .is_err()
@@ -449,5 +449,205 @@ impl Search<'_> {
                 return true;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FIRST: u16 = 61000;
+
+    fn internal(number: u16) -> Tuple {
+        let mut src = [0; 16];
+        src[..2].copy_from_slice(&number.to_be_bytes());
+        Tuple {
+            src,
+            dst: [1; 16],
+            src_port: 1000,
+            dst_port: 53,
+            protocol: protocol::UDP,
+        }
+    }
+
+    fn lease(pool: &PortPool, number: u16) -> Option<PortLease> {
+        pool.lease(&internal(number), true, |_| false, 0)
+    }
+
+    /// Holds the pool to one claim, one unclaim, in turns.
+    #[derive(Default)]
+    struct Turns(HashMap<u16, AtomicBool>);
+
+    impl PortClaims for Arc<Turns> {
+        fn claim(&self, _: Family, _: u8, port: u16) {
+            assert!(!self.0[&port].swap(true, Ordering::SeqCst), "claimed twice");
+        }
+        fn unclaim(&self, _: Family, _: u8, port: u16) {
+            assert!(self.0[&port].swap(false, Ordering::SeqCst), "not claimed");
+        }
+    }
+
+    fn watched(ports: u16) -> (PortPool, Arc<Turns>) {
+        let range = FIRST..=FIRST + (ports - 1);
+        let turns = Turns(range.clone().map(|port| (port, false.into())).collect());
+        let turns = Arc::new(turns);
+        let pool = PortPool::with_claims(range, Box::new(Arc::clone(&turns)));
+        (pool, turns)
+    }
+
+    fn claimed(turns: &Turns) -> usize {
+        let values = turns.0.values();
+        values.filter(|on| on.load(Ordering::SeqCst)).count()
+    }
+
+    #[test]
+    fn a_source_keeps_its_port_and_has_it_alone() {
+        let (pool, turns) = watched(100);
+        let leases: Vec<_> = (0..100)
+            .map(|number| lease(&pool, number).unwrap())
+            .collect();
+        let ports: HashSet<_> = leases.iter().map(|lease| lease.port).collect();
+        assert_eq!(ports.len(), 100);
+        for number in 0..100 {
+            assert_eq!(lease(&pool, number), Some(leases[usize::from(number)]));
+        }
+        assert_eq!(pool.in_use(true, protocol::UDP), 100);
+        assert_eq!((claimed(&turns), pool.shared()), (100, 0));
+        for lease in &leases {
+            pool.release(*lease);
+        }
+        assert_eq!(claimed(&turns), 100);
+        for lease in &leases {
+            pool.release(*lease);
+        }
+        assert_eq!((claimed(&turns), pool.in_use(true, protocol::UDP)), (0, 0));
+    }
+
+    #[test]
+    fn when_all_have_owners_they_are_shared_differently_by_each_attempt() {
+        let (pool, turns) = watched(50);
+        for number in 0..50 {
+            lease(&pool, number).unwrap();
+        }
+        let attempts = (0..MAX_ATTEMPTS)
+            .map(|attempt| pool.lease(&internal(99), true, |_| false, attempt).unwrap());
+        let ports: HashSet<_> = attempts.map(|lease| lease.port).collect();
+        assert!(ports.len() > 25, "{}", ports.len());
+        assert_eq!(pool.shared(), MAX_ATTEMPTS.into());
+        assert_eq!(
+            pool.lease(&internal(99), true, |_| false, MAX_ATTEMPTS),
+            None
+        );
+        assert_eq!((pool.exhausted(), claimed(&turns)), (1, 50));
+    }
+
+    #[test]
+    fn excluded_ports_are_never_leased() {
+        let (pool, _) = watched(20);
+        let excluded = |port: u16| port.is_multiple_of(2);
+        for number in 0..30 {
+            for attempt in 0..3 {
+                let lease = pool.lease(&internal(number), true, excluded, attempt);
+                assert!(!excluded(lease.unwrap().port));
+            }
+        }
+        assert_eq!(pool.in_use(true, protocol::UDP), 10);
+        assert_eq!(pool.lease(&internal(77), true, |_| true, 0), None);
+    }
+
+    #[test]
+    fn families_and_protocols_have_ports_of_their_own() {
+        let pool = PortPool::new(FIRST..=FIRST);
+        for (family, protocol) in PROTOCOLS {
+            let v4 = family == Family::V4;
+            let internal = Tuple {
+                protocol,
+                ..internal(1)
+            };
+            assert!(pool.lease(&internal, v4, |_| false, 0).is_some());
+            assert_eq!(pool.in_use(v4, protocol), 1);
+        }
+        assert_eq!(pool.shared(), 0);
+        let other = Tuple {
+            protocol: 99,
+            ..internal(1)
+        };
+        assert_eq!(pool.lease(&other, true, |_| false, 0), None);
+        assert_eq!(pool.exhausted(), 0);
+    }
+
+    proptest! {
+        /// Against maps: exclusive and stable while ports last, all back at the end.
+        #[test]
+        fn as_a_naive_pool(ops in prop::collection::vec((0u16..12, any::<bool>()), 1..200)) {
+            let (pool, turns) = watched(8);
+            let mut held: Vec<(u16, PortLease)> = Vec::new();
+            for (number, take) in ops {
+                if !take {
+                    if let Some(at) = held.iter().position(|&(owner, _)| owner == number) {
+                        pool.release(held.swap_remove(at).1);
+                    }
+                    continue;
+                }
+                let used: HashSet<_> = held.iter().map(|(_, lease)| lease.port).collect();
+                let shared = pool.shared();
+                let lease = lease(&pool, number).unwrap();
+                if pool.shared() == shared && !used.contains(&lease.port) {
+                    prop_assert!(used.len() < 8);
+                } else if pool.shared() > shared {
+                    prop_assert_eq!(used.len(), 8);
+                }
+                held.push((number, lease));
+            }
+            let used: HashSet<_> = held.iter().map(|(_, lease)| lease.port).collect();
+            prop_assert_eq!(pool.in_use(true, protocol::UDP), used.len());
+            prop_assert_eq!(claimed(&turns), used.len());
+            for (_, lease) in held {
+                pool.release(lease);
+            }
+            prop_assert_eq!(pool.in_use(true, protocol::UDP), 0);
+            prop_assert_eq!(claimed(&turns), 0);
+            prop_assert!(pool.kinds[1].homes.iter().all(|home| home.load(Ordering::Relaxed) == 0));
+        }
+    }
+
+    #[test]
+    fn threads_leave_nothing_behind() {
+        let (pool, turns) = watched(16);
+        std::thread::scope(|scope| {
+            for thread in 0..4u16 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    let mut held = std::collections::VecDeque::new();
+                    for round in 0..50_000u16 {
+                        let number = round.wrapping_mul(31).wrapping_add(thread) % 40;
+                        held.extend(lease(pool, number));
+                        if held.len() > usize::from(round % 13) {
+                            held.drain(..).for_each(|lease| pool.release(lease));
+                        }
+                    }
+                    held.into_iter().for_each(|lease| pool.release(lease));
+                });
+            }
+        });
+        assert_eq!(pool.in_use(true, protocol::UDP), 0);
+        assert_eq!(claimed(&turns), 0);
+        let kind = &pool.kinds[1];
+        assert!(
+            kind.slots
+                .iter()
+                .all(|slot| slot.load(Ordering::Relaxed) == 0)
+        );
+        assert!(
+            kind.homes
+                .iter()
+                .all(|home| home.load(Ordering::Relaxed) == 0)
+        );
     }
 }

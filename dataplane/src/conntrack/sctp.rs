@@ -97,7 +97,8 @@ fn verified(tracked: Tracked, direction: Direction, first: Chunk) -> Option<Tags
         Direction::Original => (tags.original, tags.reply),
         Direction::Reply => (tags.reply, tags.original),
     };
-    let may_reflect = matches!(first.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE);
+    let reflected = matches!(first.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE)
+        && first.flags & chunk::FLAG_REFLECTED != 0;
     match first.kind {
         // INIT bears no tag, so anybody can send one: it announces the tag of the answers only
         // where no association stands. One that restarts (RFC 9260 section 5.2.4) is met anew
@@ -105,11 +106,8 @@ fn verified(tracked: Tracked, direction: Direction, first: Chunk) -> Option<Tags
         chunk::INIT if first.tag != 0 => return None,
         chunk::INIT if matches!(phase, Phase::Close | Phase::CookieWait) => own = 0,
         chunk::INIT => return None,
-        _ if may_reflect && first.flags & chunk::FLAG_REFLECTED != 0 => {
-            if other != 0 && first.tag != other {
-                return None;
-            }
-        }
+        _ if reflected && other != 0 && first.tag != other => return None,
+        _ if reflected => {}
         _ if own == 0 => own = first.tag,
         _ if own != first.tag => return None,
         _ => {}
@@ -127,4 +125,139 @@ fn verified(tracked: Tracked, direction: Direction, first: Chunk) -> Option<Tags
             reply: own,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::protocol;
+
+    const CLIENT: u32 = 0xc11e;
+    const SERVER: u32 = 0x5e4e;
+
+    fn bearing(tag: u32, kind: u8) -> Chunk {
+        Chunk {
+            tag,
+            kind,
+            flags: 0,
+            initiate_tag: 0,
+        }
+    }
+
+    fn init() -> Chunk {
+        Chunk {
+            initiate_tag: CLIENT,
+            ..bearing(0, chunk::INIT)
+        }
+    }
+
+    fn init_ack() -> Chunk {
+        Chunk {
+            initiate_tag: SERVER,
+            ..bearing(CLIENT, chunk::INIT_ACK)
+        }
+    }
+
+    /// Packets of the original direction bear the server's tag, of the reply the client's.
+    fn forth(kind: u8) -> (Direction, Chunk) {
+        (Direction::Original, bearing(SERVER, kind))
+    }
+
+    fn back(kind: u8) -> (Direction, Chunk) {
+        (Direction::Reply, bearing(CLIENT, kind))
+    }
+
+    fn play(first: Chunk, steps: &[((Direction, Chunk), &str)]) -> Tracked {
+        let mut tracked = open(Some(first));
+        for (at, &((direction, chunk), expected)) in steps.iter().enumerate() {
+            let next = advance(tracked, direction, Some(chunk));
+            let name = next.map_or("-", |next| next.state.name(protocol::SCTP));
+            assert_eq!(name, expected, "step {at}: {chunk:?}");
+            tracked = next.unwrap_or(tracked);
+        }
+        tracked
+    }
+
+    const DATA: u8 = 0;
+
+    fn opened() -> Vec<((Direction, Chunk), &'static str)> {
+        vec![
+            ((Direction::Reply, init_ack()), "COOKIE_WAIT"),
+            (forth(chunk::COOKIE_ECHO), "COOKIE_ECHOED"),
+            (back(chunk::COOKIE_ACK), "ESTABLISHED"),
+        ]
+    }
+
+    #[test]
+    fn an_ordinary_life() {
+        let mut steps = opened();
+        steps.extend([
+            (forth(DATA), "ESTABLISHED"),
+            (back(chunk::SHUTDOWN), "SHUTDOWN_RECD"),
+            (forth(chunk::SHUTDOWN_ACK), "SHUTDOWN_ACK_SENT"),
+            (back(chunk::SHUTDOWN_COMPLETE), "CLOSED"),
+            // Anew on the same ports.
+            ((Direction::Original, init()), "COOKIE_WAIT"),
+        ]);
+        let end = play(init(), &steps);
+        assert!(!end.state.is_assured());
+        assert!(play(init(), &opened()).state.is_assured());
+    }
+
+    #[test]
+    fn a_wrong_tag_has_no_part() {
+        let mut steps = opened();
+        let forged = |tag, kind| ((Direction::Original, bearing(tag, kind)), "-");
+        steps.extend([
+            forged(CLIENT, DATA),
+            forged(0, chunk::ABORT),
+            forged(SERVER + 1, chunk::SHUTDOWN),
+            // Nor has a second INIT, which bears no tag at all.
+            ((Direction::Original, init()), "-"),
+            (forth(chunk::ABORT), "CLOSED"),
+        ]);
+        play(init(), &steps);
+        let early = Chunk {
+            tag: CLIENT + 1,
+            ..init_ack()
+        };
+        play(init(), &[((Direction::Reply, early), "-")]);
+    }
+
+    #[test]
+    fn who_has_no_state_reflects_the_tag() {
+        let reflected = Chunk {
+            flags: chunk::FLAG_REFLECTED,
+            ..bearing(SERVER, chunk::ABORT)
+        };
+        let mut steps = opened();
+        let forged = Chunk {
+            tag: CLIENT,
+            ..reflected
+        };
+        steps.extend([
+            ((Direction::Reply, forged), "-"),
+            ((Direction::Reply, reflected), "CLOSED"),
+        ]);
+        play(init(), &steps);
+    }
+
+    #[test]
+    fn met_in_its_middle_it_learns_the_tags() {
+        let tracked = play(
+            bearing(SERVER, DATA),
+            &[
+                (back(DATA), "ESTABLISHED"),
+                ((Direction::Reply, bearing(SERVER, DATA)), "-"),
+            ],
+        );
+        let learnt = Tags {
+            original: SERVER,
+            reply: CLIENT,
+        };
+        assert_eq!(tracked.tags, learnt);
+        assert!(tracked.state.is_assured());
+        assert_eq!(open(None).state.name(protocol::SCTP), "CLOSED");
+        assert_eq!(advance(tracked, Direction::Original, None), None);
+    }
 }

@@ -5,9 +5,9 @@
 //!        reply tuple ────▶ place ─────────────────────────┴─▶ slab: block ─▶ life, tuples, …
 //! ```
 //!
-//! A connection enters block first, then its lesser tuple, then its greater: of two workers
-//! that meet both directions of one connection at once, one fails at the first tuple and
-//! nothing is left half done. It leaves the other way round: its block is condemned, by one
+//! A connection enters block first, then one tuple after the other, in an order that makes
+//! workers that meet it at once meet at the same tuple: one of them is first there, the other
+//! leaves nothing behind and finds the connection. It leaves the other way round: its block is condemned, by one
 //! thread alone, its tuples leave the index, then the block is free. So while a tuple's part of
 //! the index is locked, the block that the tuple leads to can be relied on.
 
@@ -19,20 +19,13 @@ use super::block::{Life, Record, Slab};
 use super::index::{Index, Place};
 use super::ports::{PortLease, PortPool};
 use super::share::Shares;
-use super::state::{self, State, Tags, Tracked, Worth};
+use super::state::{self, State, Tracked};
 use super::stats::{ConnectionStats, Counts, Departure};
 use super::timeouts::Timeouts;
 use super::{Direction, Limits, Segment, Tuple};
 use crate::ids::EndpointId;
 use crate::time::Instant;
 
-/// Room is short when no more than one place in so many is free.
-const SHORT: usize = 16;
-/// How many blocks one eviction looks at, to find the one worth least.
-const SAMPLE: usize = 16;
-/// How many evictions may be tried for one new connection when room is short: enough that
-/// stretches of established connections do not stop it, and a bound on the work.
-const SAMPLES: usize = 8;
 /// How often a tuple whose connection is on its way out is tried again before it counts as
 /// taken: the other thread is a few stores from its end.
 const ENTRY_TRIES: u32 = 256;
@@ -40,8 +33,8 @@ const ENTRY_TRIES: u32 = 256;
 /// A connection: stays valid, or says that it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnRef {
-    index: u32,
-    generation: u32,
+    pub(super) index: u32,
+    pub(super) generation: u32,
 }
 
 const _: () = assert!(size_of::<ConnRef>() == 8, "flow-table entries keep one");
@@ -93,46 +86,6 @@ pub enum CreateError {
     ShareUsed,
 }
 
-/// Why a connection was not put back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RestoreError {
-    /// The journal names a state that does not exist.
-    #[error("{0} is no state of a connection: the journal is damaged or of another version")]
-    NoSuchState(u8),
-    /// It was refused like a new one.
-    #[error(transparent)]
-    Refused(#[from] CreateError),
-}
-
-/// A connection as views show it and a journal keeps it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// The tuple of its first packet.
-    pub original: Tuple,
-    /// The tuple of its answers.
-    pub reply: Tuple,
-    /// Whose share it counts against.
-    pub owner: EndpointId,
-    /// The Service, zero for none.
-    pub service: u32,
-    /// [`State::number`].
-    pub state: u8,
-    /// What views call the state.
-    pub state_name: &'static str,
-    /// TCP met in its middle.
-    pub picked_up: bool,
-    /// The port that stands for the sender's, where it is masqueraded.
-    pub masquerade: Option<PortLease>,
-    /// SCTP's verification tags.
-    pub tags: Tags,
-    /// Since the last packet that prolonged it.
-    pub idle: Duration,
-    /// Until it expires.
-    pub remaining: Duration,
-    /// Since it was put in; counted modulo 49 days.
-    pub age: Duration,
-}
-
 /// What stands in the way of a tuple.
 enum Occupant {
     /// A connection that lives.
@@ -146,18 +99,18 @@ enum Occupant {
 /// The connection table, shared by all workers.
 #[derive(Debug)]
 pub struct Connections {
-    index: Index,
-    slab: Slab,
-    len: AtomicUsize,
-    shares: Shares,
-    counts: Counts,
-    timeouts: Timeouts,
-    ports: Option<Arc<PortPool>>,
+    pub(super) index: Index,
+    pub(super) slab: Slab,
+    pub(super) len: AtomicUsize,
+    pub(super) shares: Shares,
+    pub(super) counts: Counts,
+    pub(super) timeouts: Timeouts,
+    pub(super) ports: Option<Arc<PortPool>>,
     /// Where the next sweep begins, and the next eviction.
-    sweep_hand: AtomicUsize,
-    eviction_hand: AtomicUsize,
+    pub(super) sweep_hand: AtomicUsize,
+    pub(super) eviction_hand: AtomicUsize,
     /// The latest time that the table was told of.
-    latest_ns: AtomicU64,
+    pub(super) latest_ns: AtomicU64,
 }
 
 impl Connections {
@@ -225,24 +178,14 @@ impl Connections {
     #[must_use]
     pub fn find(&self, tuple: &Tuple, now: Instant) -> Option<Found> {
         let now_ms = now.millis_wrapping();
-        self.index.look(tuple, |place| {
-            let (index, direction) = (place.index(), place.direction());
-            let block = self.slab.block(index);
-            let life = block.life();
-            if life.state().is_none() || life.is_expired(now_ms) {
-                return None;
-            }
-            let (original, reply) = block.tuples();
-            let found = match direction {
-                Direction::Original => &original,
-                Direction::Reply => &reply,
-            };
-            let generation = life.generation();
-            (found == tuple).then_some(Found {
-                conn: ConnRef { index, generation },
-                direction,
-                original,
-                reply,
+        let here = self.index.look(tuple, |place| {
+            self.found(place.index(), place.direction(), tuple, now_ms)
+        });
+        // Of an untranslated connection that another worker is just putting in, only the
+        // reverse may be there yet.
+        here.or_else(|| {
+            self.index.look(&tuple.reversed(), |place| {
+                self.found(place.index(), place.direction().opposite(), tuple, now_ms)
             })
         })
     }
@@ -320,34 +263,6 @@ impl Connections {
         self.enter(&record, state, deadline_ms, now_ms)
     }
 
-    /// Puts back a connection that a journal kept, with its state and what was left of its
-    /// time. A masqueraded one comes with a lease of the same port
-    /// ([`PortPool::lease_again`]).
-    ///
-    /// # Errors
-    /// See [`RestoreError`]; a lease is released then as by [`create`](Self::create).
-    pub fn restore(&self, entry: &Entry, now: Instant) -> Result<ConnRef, RestoreError> {
-        let now_ms = now.millis_wrapping();
-        let record = Record {
-            original: entry.original,
-            reply: entry.reply,
-            owner: entry.owner,
-            lease: entry.masquerade,
-            picked_up: entry.picked_up,
-            service: entry.service,
-            created_ms: now_ms.wrapping_sub(millis(entry.age)),
-            tags: entry.tags,
-        };
-        let Some(state) = State::from_number(entry.state) else {
-            self.release(&record);
-            return Err(RestoreError::NoSuchState(entry.state));
-        };
-        let remaining = entry.remaining.min(super::timeouts::LONGEST);
-        self.told(now);
-        let deadline_ms = now_ms.wrapping_add(millis(remaining));
-        Ok(self.enter(&record, state, deadline_ms, now_ms)?)
-    }
-
     /// Takes a connection out; false when it was gone already.
     pub fn remove(&self, conn: ConnRef) -> bool {
         let block = self.slab.block(conn.index);
@@ -364,63 +279,36 @@ impl Connections {
         }
     }
 
-    /// Takes out what has expired among the next `budget` places; returns how many that were.
-    pub fn sweep(&self, now: Instant, budget: usize) -> usize {
-        self.told(now);
-        let now_ms = now.millis_wrapping();
-        let budget = budget.min(self.capacity());
-        let start = self.sweep_hand.fetch_add(budget, Ordering::Relaxed);
-        (start..start.wrapping_add(budget))
-            .filter(|&at| self.expire(self.index(at), now_ms))
-            .count()
-    }
-
-    /// Shows every connection that has not expired by the latest time that the table was told
-    /// of, by creating or sweeping. One that comes or goes meanwhile may be shown or not.
-    pub fn for_each(&self, mut f: impl FnMut(&Entry)) {
-        let now_ms = self.latest_ms();
-        for at in 0..self.capacity() {
-            if let Some(entry) = self.entry_at(self.index(at), now_ms) {
-                f(&entry);
-            }
-        }
-    }
-
-    /// Takes out every connection that `f` says so of; returns how many that were.
-    pub fn remove_where(&self, mut f: impl FnMut(&Entry) -> bool) -> usize {
-        let now_ms = self.latest_ms();
-        (0..self.capacity())
-            .filter(|&at| {
-                let index = self.index(at);
-                let generation = self.slab.block(index).life().generation();
-                let conn = ConnRef { index, generation };
-                self.entry_at(index, now_ms)
-                    .is_some_and(|entry| f(&entry) && self.remove(conn))
-            })
-            .count()
-    }
-
-    fn index(&self, at: usize) -> u32 {
-        // There are less than 2³¹ blocks.
-        (at % self.capacity()) as u32
-    }
-
-    fn free(&self) -> usize {
-        self.capacity().saturating_sub(self.len())
-    }
-
-    fn told(&self, now: Instant) {
+    pub(super) fn told(&self, now: Instant) {
         if self.latest_ns.load(Ordering::Relaxed) < now.nanos() {
             self.latest_ns.fetch_max(now.nanos(), Ordering::Relaxed);
         }
     }
 
-    fn latest_ms(&self) -> u32 {
-        Instant::from_nanos(self.latest_ns.load(Ordering::Relaxed)).millis_wrapping()
-    }
-
     fn deadline(&self, protocol: u8, state: State, now_ms: u32) -> u32 {
         now_ms.wrapping_add(millis(self.timeouts.of(protocol, state)))
+    }
+
+    /// The connection of a block that the caller has found in the index and keeps from being
+    /// freed, if that is its tuple in that direction.
+    fn found(&self, index: u32, direction: Direction, tuple: &Tuple, now_ms: u32) -> Option<Found> {
+        let block = self.slab.block(index);
+        let life = block.life();
+        if life.state().is_none() || life.is_expired(now_ms) {
+            return None;
+        }
+        let (original, reply) = block.tuples();
+        let own = match direction {
+            Direction::Original => &original,
+            Direction::Reply => &reply,
+        };
+        let generation = life.generation();
+        (own == tuple).then_some(Found {
+            conn: ConnRef { index, generation },
+            direction,
+            original,
+            reply,
+        })
     }
 
     #[inline]
@@ -431,7 +319,7 @@ impl Connections {
         lives.then_some((life, state))
     }
 
-    fn enter(
+    pub(super) fn enter(
         &self,
         record: &Record,
         state: State,
@@ -477,27 +365,25 @@ impl Connections {
         Ok(ConnRef { index, generation })
     }
 
-    /// Both tuples, or neither. They are one where a host talks to itself from a port to the
-    /// same port.
+    /// Both tuples, or neither. The lesser first of two that are each other's reverse, so that
+    /// workers that meet both directions at once meet here too; else the original first, which
+    /// is what another worker with the same packets would look for. They are one where a host
+    /// talks to itself from a port to the same port.
     fn enter_tuples(&self, record: &Record, index: u32, now_ms: u32) -> bool {
         let mut tuples = [
-            (record.original, Place::new(index, Direction::Original)),
-            (record.reply, Place::new(index, Direction::Reply)),
+            (&record.original, Place::new(index, Direction::Original)),
+            (&record.reply, Place::new(index, Direction::Reply)),
         ];
-        if record.reply < record.original {
+        if record.reply < record.original && record.reply == record.original.reversed() {
             tuples.swap(0, 1);
         }
         let [(first, first_place), (second, second_place)] = tuples;
-        if first == second {
-            let place = Place::new(index, Direction::Original);
-            return self.enter_tuple(&first, place, now_ms);
-        }
-        if !self.enter_tuple(&first, first_place, now_ms) {
+        if !self.enter_tuple(first, first_place, now_ms) {
             return false;
         }
-        let both = self.enter_tuple(&second, second_place, now_ms);
+        let both = first == second || self.enter_tuple(second, second_place, now_ms);
         if !both {
-            self.index.remove(&first);
+            self.index.remove(first);
         }
         both
     }
@@ -530,81 +416,13 @@ impl Connections {
         }
     }
 
-    /// A free block, counted. When room is short, connections worth less than established ones
-    /// give way, faster than new ones come; when there is none, whatever is worth least.
-    fn place(&self, now_ms: u32) -> Option<u32> {
-        if self.free() <= self.capacity() / SHORT {
-            let samples = SAMPLES.min(self.capacity().div_ceil(SAMPLE));
-            (0..samples)
-                .filter(|_| self.evict(now_ms, Worth::Little))
-                .nth(1);
-        }
-        let index = self.slab.pop().or_else(|| {
-            self.evict(now_ms, Worth::Much);
-            self.slab.pop()
-        })?;
-        self.len.fetch_add(1, Ordering::Relaxed);
-        Some(index)
-    }
-
     fn vacate(&self, index: u32) {
         self.len.fetch_sub(1, Ordering::Relaxed);
         self.slab.push(index);
     }
 
-    /// Looks at a few places behind the hand and takes out the connection worth least, if it is
-    /// worth no more than `most`; of equals, one of the owner that holds most, then the one
-    /// nearest its end. False when there was none.
-    fn evict(&self, now_ms: u32, most: Worth) -> bool {
-        let sample = SAMPLE.min(self.capacity());
-        let start = self.eviction_hand.fetch_add(sample, Ordering::Relaxed);
-        let victim = (start..start.wrapping_add(sample))
-            .filter_map(|at| self.candidate(self.index(at), now_ms))
-            .filter(|candidate| candidate.worth <= most)
-            .min_by_key(|candidate| {
-                let left_ms = candidate.life.deadline_ms().wrapping_sub(now_ms);
-                (candidate.worth, u32::MAX - candidate.held, left_ms)
-            });
-        let Some(Candidate { index, life, .. }) = victim else {
-            return false;
-        };
-        let evicted = self.slab.block(index).condemn(life).is_ok();
-        if evicted {
-            self.retire(index, Departure::Evicted);
-        }
-        evicted
-    }
-
-    /// What stands at a place, as something to evict. What has expired already is taken out on
-    /// the way.
-    fn candidate(&self, index: u32, now_ms: u32) -> Option<Candidate> {
-        if self.expire(index, now_ms) {
-            return None;
-        }
-        let block = self.slab.block(index);
-        let life = block.life();
-        let state = life.state().filter(|_| !life.is_entering())?;
-        Some(Candidate {
-            index,
-            life,
-            worth: state.worth(),
-            held: self.shares.held(block.owner()),
-        })
-    }
-
-    fn expire(&self, index: u32, now_ms: u32) -> bool {
-        let block = self.slab.block(index);
-        let life = block.life();
-        let expired = life.state().is_some() && !life.is_entering() && life.is_expired(now_ms);
-        if expired && block.condemn(life).is_ok() {
-            self.retire(index, Departure::Expired);
-            return true;
-        }
-        false
-    }
-
     /// The rest of a removal, by the thread that condemned the block.
-    fn retire(&self, index: u32, departure: Departure) {
+    pub(super) fn retire(&self, index: u32, departure: Departure) {
         let block = self.slab.block(index);
         let record = block.record();
         self.index.remove(&record.original);
@@ -618,7 +436,7 @@ impl Connections {
         self.vacate(index);
     }
 
-    fn release(&self, record: &Record) {
+    pub(super) fn release(&self, record: &Record) {
         if let Some(lease) = record.lease {
             let ports = self.ports.as_ref();
             ports
@@ -626,47 +444,10 @@ impl Connections {
                 .release(lease);
         }
     }
-
-    fn entry_at(&self, index: u32, now_ms: u32) -> Option<Entry> {
-        let block = self.slab.block(index);
-        let life = block.life();
-        let state = life.state().filter(|_| !life.is_entering())?;
-        if life.is_expired(now_ms) {
-            return None;
-        }
-        let record = block.record();
-        if !block.is_still(life.generation()) {
-            return None;
-        }
-        let protocol = record.original.protocol;
-        let remaining = Duration::from_millis(life.deadline_ms().wrapping_sub(now_ms).into());
-        Some(Entry {
-            original: record.original,
-            reply: record.reply,
-            owner: record.owner,
-            service: record.service,
-            state: state.number(),
-            state_name: state.name(protocol),
-            picked_up: record.picked_up,
-            masquerade: record.lease,
-            tags: record.tags,
-            idle: self.timeouts.of(protocol, state).saturating_sub(remaining),
-            remaining,
-            age: Duration::from_millis(now_ms.wrapping_sub(record.created_ms).into()),
-        })
-    }
-}
-
-/// A connection that could be evicted.
-struct Candidate {
-    index: u32,
-    life: Life,
-    worth: Worth,
-    held: u32,
 }
 
 /// Whole milliseconds, in the 32 bits of a deadline.
-fn millis(duration: Duration) -> u32 {
+pub(super) fn millis(duration: Duration) -> u32 {
     duration.as_millis() as u32
 }
 

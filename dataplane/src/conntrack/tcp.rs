@@ -153,3 +153,170 @@ fn established(seen: State) -> State {
         state
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORIGINAL: Direction = Direction::Original;
+    const REPLY: Direction = Direction::Reply;
+
+    fn flags(text: &str) -> TcpFlags {
+        text.chars().fold(TcpFlags::default(), |all, letter| {
+            all.union(match letter {
+                'S' => TcpFlags::SYN,
+                'A' => TcpFlags::ACK,
+                'F' => TcpFlags::FIN,
+                'R' => TcpFlags::RST,
+                'P' => TcpFlags::PSH,
+                other => panic!("no such flag: {other}"),
+            })
+        })
+    }
+
+    /// Plays a connection whose first packet has these flags. Each step is a direction (`>` for
+    /// the original, `<` for the reply), flags, and the state after, or `-` for one without
+    /// part in it.
+    fn play(first: &str, opened: &str, steps: &[&str]) -> State {
+        let mut state = open(flags(first));
+        assert_eq!(state.name(crate::wire::protocol::TCP), opened, "{first}");
+        for (at, step) in steps.iter().enumerate() {
+            let (way, rest) = step.split_at(1);
+            let direction = if way == ">" { ORIGINAL } else { REPLY };
+            let (set, expected) = rest.split_once(' ').unwrap();
+            let next = advance(state, direction, flags(set));
+            let name = next.map_or("-", |state| state.name(crate::wire::protocol::TCP));
+            assert_eq!(name, expected, "step {at} of {steps:?}");
+            state = next.unwrap_or(state);
+        }
+        state
+    }
+
+    const OPENED: [&str; 2] = ["<SA SYN_RECV", ">A ESTABLISHED"];
+
+    fn play_opened(steps: &[&str]) -> State {
+        play("S", "SYN_SENT", &[&OPENED[..], steps].concat())
+    }
+
+    #[test]
+    fn an_ordinary_life() {
+        let state = play_opened(&[
+            ">PA ESTABLISHED",
+            "<A ESTABLISHED",
+            ">FA FIN_WAIT",
+            "<A CLOSE_WAIT",
+            "<PA CLOSE_WAIT",
+            ">A CLOSE_WAIT",
+            "<FA LAST_ACK",
+            ">A TIME_WAIT",
+        ]);
+        assert!(state.is_replied() && state.is_assured());
+    }
+
+    #[test]
+    fn the_server_may_close_first_and_both_in_one_breath() {
+        play_opened(&["<FA FIN_WAIT", ">FA LAST_ACK", "<A TIME_WAIT"]);
+        // A FIN that crosses the other (RFC 9293 figure 13).
+        play_opened(&[
+            ">FA FIN_WAIT",
+            "<FA LAST_ACK",
+            "<A LAST_ACK",
+            ">A TIME_WAIT",
+        ]);
+    }
+
+    #[test]
+    fn repetitions_change_nothing() {
+        play(
+            "S",
+            "SYN_SENT",
+            &[">S SYN_SENT", "<SA SYN_RECV", "<SA SYN_RECV", ">S -"],
+        );
+        play_opened(&[
+            ">S -",
+            "<SA -",
+            ">FA FIN_WAIT",
+            ">FA FIN_WAIT",
+            ">A FIN_WAIT",
+            "<A CLOSE_WAIT",
+            ">FA CLOSE_WAIT",
+            "<FA LAST_ACK",
+            "<FA LAST_ACK",
+            ">A TIME_WAIT",
+            "<FA TIME_WAIT",
+            ">A TIME_WAIT",
+        ]);
+    }
+
+    #[test]
+    fn both_ends_may_open_at_once() {
+        // RFC 9293 figure 7.
+        let state = play(
+            "S",
+            "SYN_SENT",
+            &[
+                "<S SYN_SENT2",
+                ">S SYN_SENT2",
+                ">SA SYN_RECV",
+                "<SA ESTABLISHED",
+                ">A ESTABLISHED",
+            ],
+        );
+        assert!(state.is_assured());
+        play(
+            "S",
+            "SYN_SENT",
+            &["<S SYN_SENT2", "<SA SYN_RECV", ">A ESTABLISHED"],
+        );
+    }
+
+    #[test]
+    fn a_reset_ends_it_from_anywhere() {
+        play("S", "SYN_SENT", &["<RA CLOSE", "<A CLOSE"]);
+        play("S", "SYN_SENT", &["<SA SYN_RECV", ">R CLOSE"]);
+        play_opened(&[">R CLOSE"]);
+        play_opened(&[">FA FIN_WAIT", "<R CLOSE"]);
+        play_opened(&["<FA FIN_WAIT", ">FA LAST_ACK", "<A TIME_WAIT", ">R CLOSE"]);
+    }
+
+    #[test]
+    fn the_same_ports_may_be_used_anew() {
+        let state = play_opened(&["<R CLOSE", ">S SYN_SENT"]);
+        assert!(!state.is_replied() && !state.is_assured());
+        let ended = ["<FA FIN_WAIT", ">FA LAST_ACK", "<A TIME_WAIT"];
+        play_opened(
+            &[
+                &ended[..],
+                &[">S SYN_SENT", "<SA SYN_RECV", ">A ESTABLISHED"],
+            ]
+            .concat(),
+        );
+        // By the end that answered before: then the other one's answer is awaited.
+        let reopened = ["<S SYN_SENT", "<SA -", ">SA SYN_RECV", "<A ESTABLISHED"];
+        play_opened(&[&ended[..], &reopened].concat());
+    }
+
+    #[test]
+    fn met_in_its_middle() {
+        let state = play("A", "ESTABLISHED", &[">PA ESTABLISHED"]);
+        assert!(!state.is_replied() && !state.is_assured());
+        assert!(play("A", "ESTABLISHED", &["<A ESTABLISHED"]).is_assured());
+        play("SA", "SYN_RECV", &["<A ESTABLISHED", ">FA FIN_WAIT"]);
+        play(
+            "FA",
+            "FIN_WAIT",
+            &["<A CLOSE_WAIT", "<FA LAST_ACK", ">A TIME_WAIT"],
+        );
+        play("R", "CLOSE", &[]);
+    }
+
+    #[test]
+    fn what_no_tcp_sends_has_no_part() {
+        play(
+            "S",
+            "SYN_SENT",
+            &["<SF -", "<P -", ">SFA -", "<A -", ">A -", "<FA -"],
+        );
+        play_opened(&[">SF -", "< -", ">P -"]);
+    }
+}

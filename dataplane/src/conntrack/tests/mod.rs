@@ -1,6 +1,8 @@
 //! The table as a whole: against a naive model, from several threads, and short of room.
 
 mod basics;
+mod concurrent;
+mod model;
 mod room;
 
 use std::time::Duration;
