@@ -63,7 +63,7 @@ pub fn open_links(
     factory: &Arc<XskFactory>,
     pool: &mut FramePool,
 ) -> Result<(Vec<XskLink>, ProgramHandle), OpenError> {
-    let mut program = Program::load(options.kind, factory.features())?;
+    let mut program = Program::open(device, options.kind, factory.features(), options.bpffs)?;
     let sockets: Vec<Xsk> = queues
         .iter()
         .map(|&(queue, _)| factory.open(device, queue, &options.rings))
@@ -76,7 +76,7 @@ pub fn open_links(
         .zip(sockets)
         .map(|(&(_, id), socket)| XskLink::new(id, socket, options.fill, pool))
         .collect();
-    match program.attach(device, options.mode, options.bpffs) {
+    match program.attach(options.mode) {
         Ok(handle) => Ok((links, handle)),
         Err(error) => {
             for link in links {

@@ -27,6 +27,11 @@ impl Pins {
         })
     }
 
+    /// Where a map or the program is pinned.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
     pub(super) fn link(&self, mode: AttachedMode) -> PathBuf {
         self.folder
             .join(format!("link-{}-{}", mode.name(), self.index))
