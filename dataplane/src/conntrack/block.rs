@@ -216,6 +216,12 @@ impl Block {
         }
     }
 
+    /// The Service that the connection is for; good if the block [is still](Self::is_still) the
+    /// connection's afterwards.
+    pub(super) fn service(&self) -> u32 {
+        self.created_service.load(Ordering::Relaxed) as u32
+    }
+
     /// Both tuples, under the same condition as [`record`](Self::record).
     pub(super) fn tuples(&self) -> (Tuple, Tuple) {
         let address = |at: usize| {

@@ -204,6 +204,19 @@ impl Connections {
             .map(|(_, state)| state)
     }
 
+    /// The Service that the connection was translated for; zero for none, or when the connection
+    /// is gone.
+    #[must_use]
+    pub fn service(&self, conn: ConnRef) -> u32 {
+        let block = self.slab.block(conn.index);
+        let service = block.service();
+        if block.is_still(conn.generation) {
+            service
+        } else {
+            0
+        }
+    }
+
     /// Lets a packet of the connection move its state and prolong its life; false when the
     /// connection is gone. Takes no lock. Every SYN, FIN and RST and every SCTP control chunk
     /// must come by here, other packets as often as time-outs are fine.

@@ -7,7 +7,8 @@
 //! Deliberately absent: which device it runs on ([`program`](super::program)).
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use aya::maps::{Array, Map, MapData, MapInfo, XskMap};
@@ -15,6 +16,7 @@ use aya::programs::Xdp;
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::programs::XdpAttachType;
 
+use super::claims::Claims;
 use super::pins::Pins;
 use super::program::{LinkKind, Overlay};
 use super::program_error::{Cause, ProgramError};
@@ -46,6 +48,9 @@ const XSKS: &str = "xsks";
 /// What an uplink's program takes for ours.
 const CONFIG: &str = "config";
 
+/// The ports that the datapath has claimed of the node's; one map for all uplinks.
+const CLAIMS: &str = "claims";
+
 /// The pin of the program itself.
 const PROGRAM: &str = "program";
 
@@ -57,6 +62,7 @@ pub(super) const CONFIG_BYTES: usize = 24;
 pub(super) struct Maps {
     xsks: Map,
     config: Option<Map>,
+    claims: Option<Map>,
 }
 
 impl Maps {
@@ -66,15 +72,15 @@ impl Maps {
         mut map: impl FnMut(&'static str) -> Result<Map, Cause>,
     ) -> Result<Self, ProgramError> {
         let mut named = |name| map(name).map_err(map_error(name));
+        let is_uplink = matches!(kind, LinkKind::Uplink(_));
         Ok(Self {
             xsks: named(XSKS)?,
-            config: match kind {
-                LinkKind::Uplink(_) => Some(named(CONFIG)?),
-                LinkKind::Pod | LinkKind::Host => None,
-            },
+            config: if is_uplink { Some(named(CONFIG)?) } else { None },
+            claims: if is_uplink { Some(named(CLAIMS)?) } else { None },
         })
     }
 
+    /// Those that are a device's own.
     fn named(&self) -> impl Iterator<Item = (&'static str, &Map)> {
         let config = self.config.iter().map(|map| (CONFIG, map));
         std::iter::once((XSKS, &self.xsks)).chain(config)
@@ -85,6 +91,14 @@ impl Maps {
         XskMap::try_from(&mut self.xsks)
             .and_then(|mut xsks| xsks.set(queue.0, socket.as_raw_fd(), 0))
             .map_err(map_error(XSKS))
+    }
+
+    /// Has claims reach the program from here on. The programs of other devices do not ask.
+    pub(super) fn share(&self, claims: &Claims) -> Result<(), ProgramError> {
+        let Some(Map::Array(map)) = &self.claims else {
+            return Ok(());
+        };
+        claims.share(map.fd().as_fd()).map_err(map_error(CLAIMS))
     }
 
     /// Says what of an uplink's traffic is ours. The programs of other devices do not ask.
@@ -124,7 +138,11 @@ pub(super) struct Code {
 
 impl Code {
     /// Loads the program for that kind of device.
-    pub(super) fn load(kind: LinkKind, multi_buffer: bool) -> Result<Self, ProgramError> {
+    pub(super) fn load(
+        kind: LinkKind,
+        multi_buffer: bool,
+        pins: &Pins,
+    ) -> Result<Self, ProgramError> {
         let name = kind.program(multi_buffer);
         let failed = |source| ProgramError::Load {
             program: name,
@@ -136,7 +154,8 @@ impl Code {
             LinkKind::Uplink(_) => UPLINK,
         };
         let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
-        let ebpf = loader.load(object);
+        // Found there, or made and pinned there.
+        let ebpf = loader.map_pin_path(CLAIMS, pins.claims()).load(object);
         drop(loader);
         let mut ebpf = ebpf.map_err(|e| failed(e.into()))?;
         let xdp = xdp_of(&mut ebpf, name)?;
@@ -173,7 +192,7 @@ impl Code {
         let tag = match known {
             Some(tag) => tag,
             None => {
-                drop(Self::load(kind, multi_buffer)?);
+                drop(Self::load(kind, multi_buffer, pins)?);
                 lock_tags()[name]
             }
         };
@@ -183,7 +202,7 @@ impl Code {
             info.tag() == tag && info.name() == kernel_name
         });
         let maps = Maps::find(kind, |map| {
-            let map = MapData::from_pin(pins.path(map)).and_then(Map::from_map_data);
+            let map = MapData::from_pin(path_of(pins, map)).and_then(Map::from_map_data);
             map.map_err(Cause::from)
         });
         // An agent that died between its pins left maps beside a program of before.
@@ -217,6 +236,15 @@ impl Code {
     }
 }
 
+/// Where a map is pinned.
+fn path_of(pins: &Pins, map: &str) -> PathBuf {
+    if map == CLAIMS {
+        pins.claims()
+    } else {
+        pins.path(map)
+    }
+}
+
 /// The program of that name in an object.
 fn xdp_of<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Xdp, ProgramError> {
     ebpf.program_mut(name)
@@ -233,8 +261,9 @@ fn uses(xdp: &Xdp, maps: &Maps, pins: &Pins) -> bool {
     let Ok(Some(used)) = xdp.info().and_then(|info| info.map_ids()) else {
         return false;
     };
-    maps.named().all(|(name, _)| {
-        MapInfo::from_pin(pins.path(name)).is_ok_and(|map| used.contains(&map.id()))
+    let claims = maps.claims.iter().map(|map| (CLAIMS, map));
+    maps.named().chain(claims).all(|(name, _)| {
+        MapInfo::from_pin(path_of(pins, name)).is_ok_and(|map| used.contains(&map.id()))
     })
 }
 

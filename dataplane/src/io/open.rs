@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Link;
+use super::claims::Claims;
 use super::device::Device;
 use super::link::{FillParameters, XskLink};
 use super::pool::FramePool;
@@ -38,6 +39,8 @@ pub struct OpenOptions<'a> {
     pub rings: RingSizes,
     /// Frames lent for receiving.
     pub fill: FillParameters,
+    /// The ports of the node's that an uplink sends to the datapath.
+    pub claims: Option<&'a Claims>,
 }
 
 impl<'a> OpenOptions<'a> {
@@ -50,6 +53,7 @@ impl<'a> OpenOptions<'a> {
             bpffs,
             rings: RingSizes::default(),
             fill: FillParameters::default(),
+            claims: None,
         }
     }
 }
@@ -64,6 +68,9 @@ pub fn open_links(
     pool: &mut FramePool,
 ) -> Result<(Vec<XskLink>, ProgramHandle), OpenError> {
     let mut program = Program::open(device, options.kind, factory.features(), options.bpffs)?;
+    if let Some(claims) = options.claims {
+        program.share(claims)?;
+    }
     let sockets: Vec<Xsk> = queues
         .iter()
         .map(|&(queue, _)| factory.open(device, queue, &options.rings))

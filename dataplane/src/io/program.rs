@@ -24,6 +24,7 @@ use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::programs::xdp::XdpLink;
 
 use super::code::{CONFIG_BYTES, Code, Maps};
+use super::claims::Claims;
 use super::device::Device;
 use super::features::Features;
 use super::pins::Pins;
@@ -144,7 +145,7 @@ impl Program {
         let pins = Pins::open(bpffs, device)?;
         let mut code = match Code::pinned(kind, features.multi_buffer, &pins)? {
             Some(pinned) => pinned,
-            None => Code::load(kind, features.multi_buffer)?,
+            None => Code::load(kind, features.multi_buffer, &pins)?,
         };
         if let LinkKind::Uplink(overlay) = kind {
             code.maps.set_overlay(overlay)?;
@@ -162,6 +163,11 @@ impl Program {
     /// on the device.
     pub fn insert(&mut self, queue: QueueId, socket: &Xsk) -> Result<(), ProgramError> {
         self.code.maps.insert(queue, socket)
+    }
+
+    /// Has claims of ports reach an uplink's program from here on.
+    pub fn share(&self, claims: &Claims) -> Result<(), ProgramError> {
+        self.code.maps.share(claims)
     }
 
     /// Attaches the program to the device and pins it under `bpffs`, or puts it in the place of

@@ -60,7 +60,7 @@ pub enum BuildError {
 /// The next publication in the making.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
-    next: Snapshot,
+    pub(super) next: Snapshot,
 }
 
 impl SnapshotBuilder {
@@ -196,9 +196,10 @@ impl SnapshotBuilder {
         }
         for &address in &endpoint.addresses {
             self.next.local.insert(address, id);
-            // Flows that its range led to a peer until now must notice.
-            if let Some(peer) = self.next.peer_of(address) {
-                self.bump_peer(peer);
+            // Flows that led elsewhere until now must notice.
+            match self.next.peer_of(address) {
+                Some(peer) => self.bump_peer(peer),
+                None => self.next.epochs.bump(EpochSlot::OUTSIDE),
             }
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
@@ -264,6 +265,13 @@ impl SnapshotBuilder {
                 return Err(BuildError::PrefixTaken { prefix, owner });
             }
         }
+        let has_what_it_had = before.as_ref().is_some_and(|before| {
+            before.addresses == peer.addresses && before.pod_prefixes == peer.pod_prefixes
+        });
+        if !has_what_it_had {
+            // What was outside until now may be the peer's.
+            self.next.epochs.bump(EpochSlot::OUTSIDE);
+        }
         self.forget_peer_lookups(peer.id);
         for &address in &peer.addresses {
             self.next.peer_by_address.insert(address, peer.id);
@@ -314,12 +322,14 @@ impl SnapshotBuilder {
             let owner = format!("endpoint {}", owner.0);
             return Err(BuildError::AddressTaken { address, owner });
         }
-        // Flows that its range led elsewhere until now must notice; those that it led to the
-        // same peer go on undisturbed.
-        if before.is_none()
-            && let Some(peer) = self.next.peer_of(address).filter(|&peer| peer != pod.peer)
-        {
-            self.bump_peer(peer);
+        // Flows that its range led elsewhere until now must notice, and so must those to and from
+        // addresses without a pod; all others go on undisturbed.
+        if before.is_none() {
+            match self.next.peer_of(address) {
+                Some(peer) if peer == pod.peer => self.next.epochs.bump(EpochSlot::STRANGERS),
+                Some(peer) => self.bump_peer(peer),
+                None => self.next.epochs.bump(EpochSlot::OUTSIDE),
+            }
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
         self.next

@@ -10,6 +10,7 @@ mod epochs;
 mod lpm;
 mod policy_map;
 pub mod maglev;
+mod outside;
 mod publish;
 mod service_map;
 
@@ -20,6 +21,7 @@ pub use build::{BuildError, MAX_LINKS, SnapshotBuilder};
 pub use epochs::{EpochSlot, EpochStamp, Epochs};
 pub use lpm::{Lpm, Prefix};
 pub use policy_map::{PortProtocol, PortRange, RuleId, RulePorts, Rules, RulesBuilder};
+pub use outside::{Exit, Masquerade};
 pub use publish::{Publisher, Reader};
 pub use service_map::{
     Candidate, Frontend, FrontendKind, Reach, Service, ServiceEntry, ServiceError, ServiceId,
@@ -166,6 +168,7 @@ pub struct Snapshot {
     peer_by_prefix: Lpm<PeerId>,
     remote: imbl::HashMap<IpAddr, Tracked<RemotePod>>,
     services: ServiceMap,
+    outside: outside::Outside,
     epochs: Epochs,
 }
 
@@ -187,6 +190,7 @@ impl Snapshot {
             peer_by_prefix: Lpm::default(),
             remote: imbl::HashMap::new(),
             services: ServiceMap::default(),
+            outside: outside::Outside::default(),
             epochs: Epochs::default(),
         }
     }
@@ -228,6 +232,14 @@ impl Snapshot {
     #[must_use]
     pub fn is_node(&self, address: IpAddr) -> bool {
         self.node.addresses.contains(&address) || self.peer_by_address.contains_key(&address)
+    }
+
+    /// Whether a packet so addressed would be taken for one of the overlay by a node.
+    #[must_use]
+    pub fn is_overlay_port(&self, address: IpAddr, port: u16, protocol: u8) -> bool {
+        protocol == crate::wire::protocol::UDP
+            && port == self.node.overlay_port
+            && self.is_node(address)
     }
 
     /// A local endpoint.
