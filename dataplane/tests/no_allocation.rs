@@ -1,16 +1,22 @@
 //! The packet path allocates nothing: counted by the allocator itself, while packets of known
-//! flows go all the way through, are cut, or are answered with an error.
+//! flows go all the way through, are cut, or are answered with an error, and while connections
+//! come and go.
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
 
 use common::frames::{self, Kind, frame};
 use common::naive;
+use skein_dataplane::conntrack::{
+    Connections, Direction, Limits, NewConnection, PortPool, Segment, Timeouts, Tuple,
+};
 use skein_dataplane::fixtures::{UPLINK, endpoint, node, peer, pod_v4, remote, shared};
-use skein_dataplane::ids::{LinkId, WorkerId};
+use skein_dataplane::ids::{EndpointId, LinkId, WorkerId};
 use skein_dataplane::io::packet::Packet;
 use skein_dataplane::io::pool::{FramePool, FrameStore};
 use skein_dataplane::pipeline::{Context, Pipeline};
@@ -20,18 +26,25 @@ use skein_dataplane::time::Instant;
 
 struct Counting;
 
-static CALLS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Of this thread, so that tests beside each other count their own.
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn calls() -> u64 {
+    CALLS.get()
+}
 
 // SAFETY: every call goes to the system's allocator, unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
+        CALLS.set(CALLS.get() + 1);
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        CALLS.fetch_add(1, Ordering::Relaxed);
+        CALLS.set(CALLS.get() + 1);
         // SAFETY: the caller's promises are passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -77,7 +90,7 @@ fn known_flows_pass_without_an_allocation() {
             now: Instant::default(),
         };
         let mut sent = 0;
-        let before = CALLS.load(Ordering::Relaxed);
+        let before = calls();
         pipeline.process(
             &mut batch,
             LinkId(1),
@@ -88,7 +101,7 @@ fn known_flows_pass_without_an_allocation() {
                 pool.give_packet(packet);
             },
         );
-        let calls = CALLS.load(Ordering::Relaxed) - before;
+        let calls = calls() - before;
         // Twelve packets as they are; of the others seven fragments, an echo reply, three
         // errors, and a tunnel's packet.
         assert_eq!(sent, 12 + 7 + 1 + 3 + 1);
@@ -102,6 +115,60 @@ fn known_flows_pass_without_an_allocation() {
     // of the same flows; what has no route is decided each time.
     assert_eq!(stats.flow_misses.value(), 13 + 3);
     assert_eq!(stats.flow_hits.value(), 2 * 13 + 3 * 3);
+}
+
+/// A table at its limit and a pool of ports that is used up, under churn: with room made by
+/// eviction, by removal and by sweeping.
+#[test]
+fn connections_come_and_go_without_an_allocation() {
+    const LIMIT: u32 = 3 << 11;
+    let ports = Arc::new(PortPool::new(61000..=61999));
+    let table = Connections::new(Limits::new(LIMIT as usize), Timeouts::default());
+    let table = table.with_ports(Arc::clone(&ports));
+    let before = calls();
+    let mut created = 0u32;
+    for number in 0..20 * LIMIT {
+        let now = Instant::from_nanos(u64::from(number) * 1_000_000);
+        let original = Tuple {
+            src: [1; 16],
+            dst: [2; 16],
+            src_port: number as u16,
+            dst_port: (number >> 16) as u16 + number as u16 % 64,
+            protocol: 17,
+        };
+        let lease = ports.lease(&original, true, |_| false, 0);
+        let new = NewConnection {
+            original,
+            reply: Tuple {
+                dst_port: lease.map_or(0, |lease| lease.port),
+                ..original.reversed()
+            },
+            owner: EndpointId(number % 500),
+            masquerade: lease,
+            picked_up: false,
+            service: 0,
+        };
+        let Ok(conn) = table.create(new, Segment::default(), now) else {
+            continue;
+        };
+        created += 1;
+        let found = table.find(&new.reply, now).expect("just put in");
+        assert!(table.observe(conn, found.direction, Segment::default(), now));
+        assert!(table.observe(conn, Direction::Original, Segment::default(), now));
+        if number % 7 == 0 {
+            assert!(table.remove(conn));
+        }
+        table.sweep(now, 4);
+    }
+    let end = Instant::default() + Duration::from_secs(86_400);
+    table.sweep(end, LIMIT as usize);
+    assert_eq!(
+        calls() - before,
+        0,
+        "allocator calls of the connection table"
+    );
+    assert!(created > LIMIT, "{created} created");
+    assert!(table.is_empty());
 }
 
 /// What is cut, what is told, an echo request to the gateway, and a tunnel of the pod's own.
