@@ -22,6 +22,7 @@ pub mod numbers;
 pub mod observe;
 pub mod open;
 pub mod pods;
+pub mod policy;
 pub mod run;
 pub mod state;
 pub mod views;
