@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{
-    Endpoint, EpochSlot, LinkEntry, LinkRole, Node, Peer, Prefix, RemotePod, Snapshot, Tracked,
+    Endpoint, EpochSlot, LinkEntry, LinkRole, Node, Peer, Prefix, RemotePod, Service, ServiceError,
+    ServiceId, Snapshot, Tracked,
 };
 use crate::ids::{EndpointId, LinkId, PeerId, WorkerId};
 use crate::policy::EndpointPolicy;
@@ -59,7 +60,7 @@ pub enum BuildError {
 /// The next publication in the making.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
-    next: Snapshot,
+    pub(super) next: Snapshot,
 }
 
 impl SnapshotBuilder {
@@ -195,9 +196,10 @@ impl SnapshotBuilder {
         }
         for &address in &endpoint.addresses {
             self.next.local.insert(address, id);
-            // Flows that its range led to a peer until now must notice.
-            if let Some(peer) = self.next.peer_of(address) {
-                self.bump_peer(peer);
+            // Flows that led elsewhere until now must notice.
+            match self.next.peer_of(address) {
+                Some(peer) => self.bump_peer(peer),
+                None => self.next.epochs.bump(EpochSlot::OUTSIDE),
             }
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
@@ -263,6 +265,13 @@ impl SnapshotBuilder {
                 return Err(BuildError::PrefixTaken { prefix, owner });
             }
         }
+        let has_what_it_had = before.as_ref().is_some_and(|before| {
+            before.addresses == peer.addresses && before.pod_prefixes == peer.pod_prefixes
+        });
+        if !has_what_it_had {
+            // What was outside until now may be the peer's.
+            self.next.epochs.bump(EpochSlot::OUTSIDE);
+        }
         self.forget_peer_lookups(peer.id);
         for &address in &peer.addresses {
             self.next.peer_by_address.insert(address, peer.id);
@@ -313,12 +322,14 @@ impl SnapshotBuilder {
             let owner = format!("endpoint {}", owner.0);
             return Err(BuildError::AddressTaken { address, owner });
         }
-        // Flows that its range led elsewhere until now must notice; those that it led to the
-        // same peer go on undisturbed.
-        if before.is_none()
-            && let Some(peer) = self.next.peer_of(address).filter(|&peer| peer != pod.peer)
-        {
-            self.bump_peer(peer);
+        // Flows that its range led elsewhere until now must notice, and so must those to and from
+        // addresses without a pod; all others go on undisturbed.
+        if before.is_none() {
+            match self.next.peer_of(address) {
+                Some(peer) if peer == pod.peer => self.next.epochs.bump(EpochSlot::STRANGERS),
+                Some(peer) => self.bump_peer(peer),
+                None => self.next.epochs.bump(EpochSlot::OUTSIDE),
+            }
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
         self.next
@@ -332,6 +343,23 @@ impl SnapshotBuilder {
         if let Some(pod) = self.next.remote.remove(&address) {
             self.next.epochs.release(pod.epoch);
         }
+    }
+
+    /// Adds a Service (one port of it, in one address family), or changes it; its epoch moves
+    /// only when it differs.
+    pub fn set_service(&mut self, id: ServiceId, service: Service) -> Result<(), ServiceError> {
+        let Snapshot {
+            services, epochs, ..
+        } = &mut self.next;
+        services.set(id, service, epochs)
+    }
+
+    /// Removes a Service with its frontends; does nothing when it is not there.
+    pub fn remove_service(&mut self, id: ServiceId) {
+        let Snapshot {
+            services, epochs, ..
+        } = &mut self.next;
+        services.remove(id, epochs);
     }
 
     /// The slot of an entry that is about to change, moved on; a new one for a new entry.

@@ -8,8 +8,11 @@
 mod build;
 mod epochs;
 mod lpm;
+pub mod maglev;
+mod outside;
 mod policy_map;
 mod publish;
+mod service_map;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,8 +20,13 @@ use std::sync::Arc;
 pub use build::{BuildError, MAX_LINKS, SnapshotBuilder};
 pub use epochs::{EpochSlot, EpochStamp, Epochs};
 pub use lpm::{Lpm, Prefix};
+pub use outside::{Exit, Masquerade};
 pub use policy_map::{PortProtocol, PortRange, RuleId, RulePorts, Rules, RulesBuilder};
 pub use publish::{Publisher, Reader};
+pub use service_map::{
+    Candidate, Frontend, FrontendKind, Reach, Service, ServiceEntry, ServiceError, ServiceId,
+    ServiceMap, TrafficPolicy,
+};
 
 use crate::ids::{EndpointId, Generation, IdentityId, LinkId, PeerId, WorkerId};
 use crate::policy::EndpointPolicy;
@@ -159,6 +167,8 @@ pub struct Snapshot {
     peer_by_address: imbl::HashMap<IpAddr, PeerId>,
     peer_by_prefix: Lpm<PeerId>,
     remote: imbl::HashMap<IpAddr, Tracked<RemotePod>>,
+    services: ServiceMap,
+    outside: outside::Outside,
     epochs: Epochs,
 }
 
@@ -179,6 +189,8 @@ impl Snapshot {
             peer_by_address: imbl::HashMap::new(),
             peer_by_prefix: Lpm::default(),
             remote: imbl::HashMap::new(),
+            services: ServiceMap::default(),
+            outside: outside::Outside::default(),
             epochs: Epochs::default(),
         }
     }
@@ -220,6 +232,14 @@ impl Snapshot {
     #[must_use]
     pub fn is_node(&self, address: IpAddr) -> bool {
         self.node.addresses.contains(&address) || self.peer_by_address.contains_key(&address)
+    }
+
+    /// Whether a packet so addressed would be taken for one of the overlay by a node.
+    #[must_use]
+    pub fn is_overlay_port(&self, address: IpAddr, port: u16, protocol: u8) -> bool {
+        protocol == crate::wire::protocol::UDP
+            && port == self.node.overlay_port
+            && self.is_node(address)
     }
 
     /// A local endpoint.
@@ -281,6 +301,35 @@ impl Snapshot {
             .get(&address)
             .map(|pod| pod.peer)
             .or_else(|| self.peer_by_prefix.lookup(address).copied())
+    }
+
+    /// Services.
+    #[must_use]
+    pub fn services(&self) -> &ServiceMap {
+        &self.services
+    }
+
+    /// The slot on which connections of a Service depend; `None` once it is gone.
+    #[must_use]
+    pub fn service_epoch(&self, id: ServiceId) -> Option<EpochSlot> {
+        self.services.get(id).map(Tracked::epoch)
+    }
+
+    /// Whether connections of a Service may stay with a backend: new ones go there, or it ends
+    /// and still serves.
+    #[must_use]
+    pub fn is_backend(&self, id: ServiceId, address: IpAddr, port: u16) -> bool {
+        self.services
+            .get(id)
+            .is_some_and(|entry| entry.candidate(address, port).is_some())
+    }
+
+    /// Whether it is a Service's own address (ClusterIP), on whatever port: nobody else has it,
+    /// so a packet to it that no frontend takes goes nowhere. The addresses of load balancers
+    /// and external ones may be somebody's on other ports.
+    #[must_use]
+    pub fn is_service_address(&self, address: IpAddr) -> bool {
+        self.services.is_cluster_ip(address)
     }
 
     /// The epochs, against which cached decisions are held.
