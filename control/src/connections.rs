@@ -125,11 +125,17 @@ impl Filter {
             view.reply_source_port,
             view.reply_destination_port,
         ];
-        self.address.is_none_or(|wanted| addresses.contains(&wanted))
+        self.address
+            .is_none_or(|wanted| addresses.contains(&wanted))
             && self.port.is_none_or(|wanted| ports.contains(&wanted))
             && (self.protocol.as_ref()).is_none_or(|wanted| *wanted == view.protocol)
-            && self.state.as_ref().is_none_or(|wanted| *wanted == view.state)
-            && self.masqueraded.is_none_or(|wanted| wanted == view.masqueraded)
+            && self
+                .state
+                .as_ref()
+                .is_none_or(|wanted| *wanted == view.state)
+            && self
+                .masqueraded
+                .is_none_or(|wanted| wanted == view.masqueraded)
             && (self.addresses.as_ref())
                 .is_none_or(|own| own.iter().any(|ip| addresses.contains(ip)))
     }
@@ -297,7 +303,11 @@ mod tests {
                 dst: ipv6::v4_mapped([10, 244, 2, 1]),
                 src_port: 4000,
                 dst_port: 53,
-                protocol: if last == 1 { protocol::TCP } else { protocol::UDP },
+                protocol: if last == 1 {
+                    protocol::TCP
+                } else {
+                    protocol::UDP
+                },
             };
             let new = NewConnection {
                 original,

@@ -43,6 +43,8 @@ pub enum View {
     Ipcache,
     /// Sets of labels and their numbers.
     Identities,
+    /// What network policies let pods do.
+    Policies,
     /// Why packets were dropped.
     Drops,
     /// The threads that move packets.
@@ -66,6 +68,7 @@ impl View {
             Self::Endpoints => "endpoints",
             Self::Ipcache => "ipcache",
             Self::Identities => "identities",
+            Self::Policies => "policies",
             Self::Drops => "drops",
             Self::Workers => "workers",
             Self::Config => "config",
@@ -158,6 +161,7 @@ fn table(view: View, document: &Value) -> Result<String, CtlError> {
         View::Endpoints => endpoints(&read(document)?),
         View::Ipcache => ipcache(&read(document)?),
         View::Identities => identities(&read(document)?),
+        View::Policies => policies(&read(document)?),
         View::Drops => drops(&read(document)?),
         View::Workers => workers(&read(document)?),
         View::Config => config(document),
@@ -283,7 +287,12 @@ fn status(status: &views::Status) -> String {
             format!("{} {address}: {way}", peer.node),
         ]);
     }
-    for (name, faults) in [("Not ready", &status.not_ready), ("Fault", &status.faults)] {
+    let lists = [
+        ("Not ready", &status.not_ready),
+        ("Fault", &status.faults),
+        ("Note", &status.notes),
+    ];
+    for (name, faults) in lists {
         rows.extend(
             faults
                 .iter()
@@ -373,6 +382,35 @@ fn identities(view: &views::Identities) -> String {
         })
         .collect();
     columns(&["IDENTITY", "PODS", "LABELS"], &rows)
+}
+
+fn policies(view: &views::Policies) -> String {
+    let mut rows = Vec::new();
+    for pod in &view.pods {
+        for (direction, applied) in [("ingress", &pod.ingress), ("egress", &pod.egress)] {
+            let mut row = |policy: &str, allows: &str| {
+                let name = format!("{}/{}", pod.namespace, pod.pod);
+                rows.push(vec![name, direction.into(), policy.into(), allows.into()]);
+            };
+            if applied.is_empty() {
+                row("-", "everything, since no policy applies");
+            }
+            for policy in applied {
+                if policy.allows.is_empty() {
+                    row(&policy.policy, "nothing");
+                }
+                for allows in &policy.allows {
+                    row(&policy.policy, allows);
+                }
+            }
+        }
+    }
+    let mut text = columns(&["POD", "DIRECTION", "POLICY", "ALLOWS"], &rows);
+    for note in &view.notes {
+        // Writing into a string does not fail.
+        let _ = writeln!(text, "Note: policy {} {}", note.policy, note.note);
+    }
+    text
 }
 
 fn drops(view: &views::Drops) -> String {
@@ -490,6 +528,38 @@ shop/web  0123456789ab  eth0       ready  4711      10.1.0.2,fd00::2  sk0     1 
             text,
             "REASON    PACKETS  MEANING\nno_route  2        None.\n"
         );
+    }
+
+    #[test]
+    fn policies_are_told_in_words() {
+        let applied = |policy: &str, allows: &[&str]| views::AppliedPolicy {
+            policy: policy.into(),
+            allows: allows.iter().map(|&text| text.to_owned()).collect(),
+        };
+        let view = value(&views::Policies {
+            pods: vec![views::PodPolicies {
+                namespace: "shop".into(),
+                pod: "web".into(),
+                ingress: vec![
+                    applied("shop/deny", &[]),
+                    applied("shop/web", &["TCP 80 from anyone"]),
+                ],
+                egress: Vec::new(),
+            }],
+            notes: vec![views::PolicyNote {
+                policy: "shop/old".into(),
+                note: "selects no pod".into(),
+            }],
+        });
+        let text = render(View::Policies, &view, Output::Table).unwrap();
+        let expected = "\
+POD       DIRECTION  POLICY     ALLOWS
+shop/web  ingress    shop/deny  nothing
+shop/web  ingress    shop/web   TCP 80 from anyone
+shop/web  egress     -          everything, since no policy applies
+Note: policy shop/old selects no pod
+";
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -212,7 +212,9 @@ impl History {
             .map(|(number, event)| self.show(number, event, &names, tables))
             .filter(|flow| question.admits(flow))
             .collect();
-        let beyond = flows.len().saturating_sub(question.last.unwrap_or(usize::MAX));
+        let beyond = flows
+            .len()
+            .saturating_sub(question.last.unwrap_or(usize::MAX));
         flows.drain(..beyond);
         FlowsView {
             next: self.first + self.events.len() as u64,
@@ -318,7 +320,11 @@ fn stage(event: &FlowEvent, tables: &Snapshot) -> &'static str {
             "to-endpoint"
         } else if tables.node().addresses.contains(&to) {
             "to-host"
-        } else if tables.peer_by_address(to).or_else(|| tables.peer_of(to)).is_some() {
+        } else if tables
+            .peer_by_address(to)
+            .or_else(|| tables.peer_of(to))
+            .is_some()
+        {
             "to-overlay"
         } else {
             "to-world"
@@ -416,7 +422,11 @@ fn date(days: u64) -> (u64, u64, u64) {
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     let shifted = (5 * of_year + 2) / 153;
     let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let month = if shifted < 10 {
+        shifted + 3
+    } else {
+        shifted - 9
+    };
     (era * 400 + year + u64::from(month <= 2), month, day)
 }
 

@@ -22,8 +22,8 @@ use crate::durable;
 use crate::mac::fnv1a64;
 use crate::state::{Labels, Namespace, Pod};
 
-/// Labels that would make every pod an identity of its own, or a new one at every roll-out;
-/// no policy selects by them.
+/// Labels that would make every pod an identity of its own, or a new one at every roll-out.
+/// Peers that a policy selects by them are told apart by their addresses.
 pub const LEFT_OUT: &[&str] = &[
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/controller-uid",
@@ -72,6 +72,30 @@ impl LabelSet {
     #[must_use]
     pub fn entries(&self) -> &BTreeMap<String, String> {
         &self.0
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        self.0.get("namespace").map_or("", String::as_str)
+    }
+
+    /// The namespace's labels.
+    #[must_use]
+    pub fn namespace_labels(&self) -> Labels {
+        self.behind("namespace-label:")
+    }
+
+    /// The pods' labels, but for those that are [`LEFT_OUT`].
+    #[must_use]
+    pub fn pod_labels(&self) -> Labels {
+        self.behind("label:")
+    }
+
+    fn behind(&self, kind: &str) -> Labels {
+        (self.0.iter())
+            .filter_map(|(name, value)| Some((name.strip_prefix(kind)?.to_owned(), value.clone())))
+            .collect()
     }
 
     /// The number that is tried first: FNV-1a over every text with its length before it, so
@@ -312,6 +336,9 @@ mod tests {
             ("service-account", "web"),
         ];
         assert_eq!(plain, set(&expected));
+        assert_eq!(plain.namespace(), "shop");
+        assert_eq!(plain.namespace_labels(), set(&[("team", "a")]).0);
+        assert_eq!(plain.pod_labels(), set(&[("app", "web")]).0);
         assert_ne!(plain, LabelSet::of_pod(&pod(&[("app", "web")]), None));
     }
 

@@ -92,7 +92,11 @@ fn keep(path: &Path, shared: &Shared, stopping: &AtomicBool) {
     loop {
         let last = stopping.load(Ordering::Relaxed);
         let stats = shared.connections.stats();
-        unchanged = if written == Some(stats) { unchanged + 1 } else { 0 };
+        unchanged = if written == Some(stats) {
+            unchanged + 1
+        } else {
+            0
+        };
         if last || unchanged == 0 || unchanged >= REWRITE {
             match write(path, shared) {
                 Ok(()) => {
@@ -162,7 +166,11 @@ fn encode(entry: &Entry) -> [u8; RECORD] {
     let mut record = [0; RECORD];
     let mut rest = &mut record[..];
     let flags = if entry.picked_up { PICKED_UP } else { 0 }
-        | if entry.masquerade.is_some() { MASQUERADED } else { 0 };
+        | if entry.masquerade.is_some() {
+            MASQUERADED
+        } else {
+            0
+        };
     let mut put = |bytes: &[u8]| {
         let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
         now.copy_from_slice(bytes);
@@ -223,7 +231,9 @@ fn put_back(record: &[u8; RECORD], shared: &Shared) -> bool {
     let age = Duration::from_millis(u32::from_be_bytes(fields.take()).into());
     let mut masquerade = None;
     if flags & MASQUERADED != 0 {
-        let is_v4 = reply.dst.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+        let is_v4 = reply
+            .dst
+            .starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
         let port = reply.dst_port | reply.src_port * u16::from(reply.dst_port == 0);
         masquerade = shared.ports.lease_again(&original, is_v4, port);
         if masquerade.is_none() {
@@ -259,7 +269,12 @@ mod tests {
     use super::*;
 
     fn shared() -> Arc<Shared> {
-        Arc::new(Shared::new(Limits::new(64), PortPool::new(61_000..=61_100), 1, || {}))
+        Arc::new(Shared::new(
+            Limits::new(64),
+            PortPool::new(61_000..=61_100),
+            1,
+            || {},
+        ))
     }
 
     fn tuple(last: u8, protocol: u8) -> Tuple {
@@ -318,17 +333,25 @@ mod tests {
         assert_eq!((restored.restored, restored.refused), (3, 0));
         assert_eq!(all(&after), all(&before));
         // The ports are taken again, by the same pods.
-        let lease = after.ports.lease(&tuple(1, protocol::TCP), true, |_| false, 0);
+        let lease = after
+            .ports
+            .lease(&tuple(1, protocol::TCP), true, |_| false, 0);
         assert_eq!(lease.unwrap().port, all(&before)[0].4.unwrap());
     }
 
     #[test]
     fn what_is_no_journal_of_this_boot_is_none() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(restore(folder.path(), &shared()).unwrap(), Restored::default());
+        assert_eq!(
+            restore(folder.path(), &shared()).unwrap(),
+            Restored::default()
+        );
         for text in ["", "skein connections 1\nanother-boot\n", "noise"] {
             fs::write(folder.path().join(FILE), text).unwrap();
-            assert_eq!(restore(folder.path(), &shared()).unwrap(), Restored::default());
+            assert_eq!(
+                restore(folder.path(), &shared()).unwrap(),
+                Restored::default()
+            );
         }
         // One that breaks off in the middle of a record.
         let text = format!("{MAGIC}\n{}\n{}", boot_id().unwrap(), "x".repeat(100));

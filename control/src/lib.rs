@@ -25,6 +25,7 @@ pub mod numbers;
 pub mod observe;
 pub mod open;
 pub mod pods;
+pub mod policy;
 pub mod reserved;
 pub mod run;
 pub mod state;

@@ -247,10 +247,12 @@ impl Underlay {
 
     /// The next hops outside whose MACs are known, by uplink.
     pub fn outside(&self) -> impl Iterator<Item = ((u8, IpAddr), MacAddr)> {
-        self.neighbours.iter().filter_map(|(&(device, address), known)| {
-            let (uplink, _) = self.uplink_of(device)?;
-            Some(((uplink, address), known.mac?))
-        })
+        self.neighbours
+            .iter()
+            .filter_map(|(&(device, address), known)| {
+                let (uplink, _) = self.uplink_of(device)?;
+                Some(((uplink, address), known.mac?))
+            })
     }
 
     fn exits_of(&self, mut routes: Vec<TableRoute>) -> Vec<ExitRoute> {
@@ -293,7 +295,10 @@ impl Underlay {
         let mut peers = peers.map(|&peer| self.hop(peer));
         peers.any(|hop| hop.is_ok_and(|hop| hop.next_hop_mac.is_none()))
             || self.outside.keys().any(|&(uplink, address)| {
-                let device = self.uplinks.get(usize::from(uplink)).and_then(Option::as_ref);
+                let device = self
+                    .uplinks
+                    .get(usize::from(uplink))
+                    .and_then(Option::as_ref);
                 device.is_some_and(|of| {
                     let known = self.neighbours.get(&(of.device.index, address));
                     known.is_none_or(|known| known.mac.is_none())

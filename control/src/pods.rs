@@ -39,6 +39,11 @@ impl PodIdentities {
         &self.by_pod
     }
 
+    /// The numbers in use.
+    pub fn numbers(&self) -> impl Iterator<Item = IdentityId> + '_ {
+        self.allocator.held().map(|(id, _)| id)
+    }
+
     /// Pods without an identity, and why.
     pub fn faults(&self) -> impl Iterator<Item = String> {
         self.missing
@@ -68,12 +73,10 @@ impl PodIdentities {
                 ObjectKey::Pod(key) => {
                     pods.insert(key.clone());
                 }
-                ObjectKey::Namespace(name) => pods.extend(
-                    (state.pods().map(|pod| &pod.key))
-                        .filter(|key| key.namespace == *name)
-                        .cloned(),
-                ),
-                ObjectKey::Node(_) => {}
+                ObjectKey::Namespace(name) => {
+                    pods.extend(state.pods_in(name).map(|pod| pod.key.clone()));
+                }
+                ObjectKey::Node(_) | ObjectKey::NetworkPolicy(_) => {}
             }
         }
         for key in pods {
@@ -106,19 +109,21 @@ impl PodIdentities {
         self.labels.insert(key.clone(), labels);
     }
 
-    /// Tries again what failed; true when something came of it.
-    pub fn retry(&mut self, state: &ClusterState, now: Instant) -> bool {
+    /// Tries again what failed; the pods of which something came.
+    pub fn retry(&mut self, state: &ClusterState, now: Instant) -> BTreeSet<ObjectKey> {
         let pods: Vec<_> = self.missing.keys().cloned().collect();
-        let before = pods.len();
-        for key in pods {
-            self.look(state, &key, now);
+        for key in &pods {
+            self.look(state, key, now);
         }
-        self.missing.len() != before
+        (pods.into_iter())
+            .filter(|key| !self.missing.contains_key(key))
+            .map(ObjectKey::Pod)
+            .collect()
     }
 
-    /// Says of all numbers that they are in use, and forgets those that no pod has. True when
-    /// some pod's number changed, since somebody had removed it.
-    pub fn refresh(&mut self, state: &ClusterState, now: Instant) -> bool {
+    /// Says of all numbers that they are in use, and forgets those that no pod has. The pods
+    /// whose number changed, since somebody had removed it.
+    pub fn refresh(&mut self, state: &ClusterState, now: Instant) -> BTreeSet<ObjectKey> {
         let used: BTreeSet<&LabelSet> = self.labels.values().collect();
         self.allocator.retain(|labels| used.contains(labels));
         let held: Vec<_> = (self.allocator.held())
@@ -135,7 +140,7 @@ impl PodIdentities {
         for key in &pods {
             self.look(state, key, now);
         }
-        !pods.is_empty()
+        pods.into_iter().map(ObjectKey::Pod).collect()
     }
 }
 
@@ -190,7 +195,7 @@ mod tests {
         assert_ne!(number(&pods, "a"), before);
         apply(&mut state, &mut pods, Change::Remove(pod("c", "y").key()));
         assert_eq!(number(&pods, "c"), None);
-        assert!(!pods.refresh(&state, now));
+        assert!(pods.refresh(&state, now).is_empty());
         let in_use = pods.in_use();
         assert_eq!(in_use.len(), 1);
         assert_eq!(in_use[0].2, 2);
@@ -214,23 +219,24 @@ mod tests {
                 .contains("pod d/a has no identity")
         );
         std::fs::rename(folder.path().join("away"), &cluster).unwrap();
-        assert!(pods.retry(&state, now));
+        assert_eq!(pods.retry(&state, now), [pod("a", "x").key()].into());
         assert_eq!(pods.faults().count(), 0);
-        assert!(!pods.retry(&state, now));
+        assert!(pods.retry(&state, now).is_empty());
         // The number's file goes, and others take the number: pods get another.
         let (key, id) = pods.by_pod().first_key_value().unwrap();
         let (key, id) = (key.clone(), *id);
         let file = cluster.join(format!("skein.io/identities/{}.yaml", id.number()));
         std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, "of others").unwrap();
-        assert!(!pods.refresh(&state, now));
+        assert!(pods.refresh(&state, now).is_empty());
         std::fs::remove_file(&file).unwrap();
         std::fs::create_dir(&file).unwrap();
-        assert!(pods.refresh(&state, now + std::time::Duration::from_hours(1)));
+        let later = now + std::time::Duration::from_hours(1);
+        assert_eq!(pods.refresh(&state, later), [pod("a", "x").key()].into());
         assert_eq!(pods.by_pod().get(&key), None);
         std::fs::remove_dir(&file).unwrap();
         std::fs::write(&file, "of others").unwrap();
-        assert!(pods.retry(&state, now));
+        assert!(!pods.retry(&state, now).is_empty());
         assert_ne!(pods.by_pod()[&key], id);
     }
 }

@@ -9,9 +9,11 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use skein_cni::agent::{Attachment, PodRef};
+use skein_dataplane::snapshot::PortProtocol;
 
 use crate::cidr::Cidr;
 use crate::mac::MacAddr;
+use crate::policy::{NetworkPolicy, PolicyKey};
 
 /// Labels or annotations.
 pub type Labels = BTreeMap<String, String>;
@@ -86,6 +88,8 @@ pub struct Pod {
     pub ips: Vec<IpAddr>,
     /// `status.phase`
     pub phase: Phase,
+    /// Named ports of its containers, by protocol and name
+    pub named_ports: BTreeMap<(PortProtocol, String), u16>,
 }
 
 impl Pod {
@@ -144,6 +148,8 @@ pub enum Object {
     Namespace(Namespace),
     /// A pod.
     Pod(Pod),
+    /// A network policy.
+    NetworkPolicy(NetworkPolicy),
 }
 
 /// What tells objects apart.
@@ -155,6 +161,8 @@ pub enum ObjectKey {
     Namespace(String),
     /// A pod's namespace and name.
     Pod(PodKey),
+    /// A network policy's namespace and name.
+    NetworkPolicy(PolicyKey),
 }
 
 impl fmt::Display for ObjectKey {
@@ -163,6 +171,7 @@ impl fmt::Display for ObjectKey {
             Self::Node(name) => write!(f, "Node {name}"),
             Self::Namespace(name) => write!(f, "Namespace {name}"),
             Self::Pod(key) => write!(f, "Pod {key}"),
+            Self::NetworkPolicy(key) => write!(f, "NetworkPolicy {key}"),
         }
     }
 }
@@ -175,6 +184,7 @@ impl Object {
             Self::Node(node) => ObjectKey::Node(node.name.clone()),
             Self::Namespace(namespace) => ObjectKey::Namespace(namespace.name.clone()),
             Self::Pod(pod) => ObjectKey::Pod(pod.key.clone()),
+            Self::NetworkPolicy(policy) => ObjectKey::NetworkPolicy(policy.key.clone()),
         }
     }
 }
@@ -194,6 +204,7 @@ pub struct ClusterState {
     nodes: BTreeMap<String, Node>,
     namespaces: BTreeMap<String, Namespace>,
     pods: BTreeMap<PodKey, Pod>,
+    policies: BTreeMap<PolicyKey, NetworkPolicy>,
     endpoints: BTreeMap<Attachment, Endpoint>,
 }
 
@@ -214,9 +225,13 @@ impl ClusterState {
                 set(&mut self.namespaces, namespace.name.clone(), namespace)
             }
             Change::Set(Object::Pod(pod)) => set(&mut self.pods, pod.key.clone(), pod),
+            Change::Set(Object::NetworkPolicy(policy)) => {
+                set(&mut self.policies, policy.key.clone(), policy)
+            }
             Change::Remove(ObjectKey::Node(name)) => self.nodes.remove(&name).is_some(),
             Change::Remove(ObjectKey::Namespace(name)) => self.namespaces.remove(&name).is_some(),
             Change::Remove(ObjectKey::Pod(key)) => self.pods.remove(&key).is_some(),
+            Change::Remove(ObjectKey::NetworkPolicy(key)) => self.policies.remove(&key).is_some(),
         }
     }
 
@@ -266,6 +281,23 @@ impl ClusterState {
     /// All pods, by namespace and name.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values()
+    }
+
+    /// The pods of a namespace, by name.
+    pub fn pods_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Pod> {
+        let first = PodKey {
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
+        (self.pods.range(first..))
+            .map(|(_, pod)| pod)
+            .take_while(move |pod| pod.key.namespace == namespace)
+    }
+
+    /// A network policy.
+    #[must_use]
+    pub fn policy(&self, key: &PolicyKey) -> Option<&NetworkPolicy> {
+        self.policies.get(key)
     }
 
     /// An endpoint.

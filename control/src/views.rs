@@ -6,6 +6,7 @@
 //! | `endpoints` | [`EndpointsView`] |
 //! | `ipcache` | [`Ipcache`] |
 //! | `identities` | [`Identities`] |
+//! | `policies` | [`Policies`] |
 //! | `drops` | [`Drops`] |
 //! | `workers` | [`Workers`] |
 //! | `config` | [`Config`](crate::config::Config): `section`, `key` as in the file |
@@ -31,6 +32,8 @@ pub struct Status {
     pub not_ready: Vec<String>,
     /// What is wrong besides.
     pub faults: Vec<String>,
+    /// What may be meant otherwise, and is not wrong: policies that select nothing.
+    pub notes: Vec<String>,
     /// Seconds since the agent started.
     pub uptime_seconds: u64,
     /// Where the cluster's objects come from: `directory` or `kubernetes`.
@@ -216,6 +219,46 @@ pub struct IdentityView {
     pub pods: usize,
 }
 
+/// View `policies`: what network policies let the pods of this node do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Policies {
+    /// The pods of this node, by namespace and name.
+    pub pods: Vec<PodPolicies>,
+    /// Policies that do less than their authors may think.
+    pub notes: Vec<PolicyNote>,
+}
+
+/// What applies to a pod.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodPolicies {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub pod: String,
+    /// The policies that say what it takes; none: it takes everything.
+    pub ingress: Vec<AppliedPolicy>,
+    /// The policies that say what it may send; none: it may send everything.
+    pub egress: Vec<AppliedPolicy>,
+}
+
+/// A policy that applies to a pod in a direction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AppliedPolicy {
+    /// Its namespace and name.
+    pub policy: String,
+    /// What each of its rules allows, in words; without rules it allows nothing.
+    pub allows: Vec<String>,
+}
+
+/// A policy that does nothing, or cannot do all that it says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PolicyNote {
+    /// Its namespace and name.
+    pub policy: String,
+    /// What about it.
+    pub note: String,
+}
+
 /// View `drops`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Drops {
@@ -307,7 +350,7 @@ mod tests {
             (
                 keys::<Status>(),
                 "acknowledged addresses endpoints faults features frames generation healthy node \
-                 not_ready peers ready source synced uplinks uptime_seconds version workers",
+                 not_ready notes peers ready source synced uplinks uptime_seconds version workers",
             ),
             (
                 keys::<PeerStatus>(),
@@ -337,6 +380,10 @@ mod tests {
             (keys::<EndpointsView>(), "endpoints"),
             (keys::<Ipcache>(), "entries"),
             (keys::<Identities>(), "identities"),
+            (keys::<Policies>(), "notes pods"),
+            (keys::<PodPolicies>(), "egress ingress namespace pod"),
+            (keys::<AppliedPolicy>(), "allows policy"),
+            (keys::<PolicyNote>(), "note policy"),
             (keys::<Drops>(), "drops"),
             (keys::<Workers>(), "workers"),
             (keys::<Metrics>(), "text"),

@@ -11,6 +11,7 @@ use skein_control::compile::{
 use skein_control::neighbour::Underlay;
 use skein_control::state::{Change, ClusterState, Endpoint, Node, Object, Phase, Pod, PodKey};
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
+use skein_dataplane::policy::EndpointPolicy;
 use skein_dataplane::snapshot::{self, Masquerade, Snapshot};
 use skein_dataplane::wire::ethernet::MacAddr;
 
@@ -27,6 +28,7 @@ struct World {
     uplinks: Vec<UplinkLink>,
     host: Option<HostPlaced>,
     placed: BTreeMap<Attachment, Placed>,
+    policies: BTreeMap<Attachment, EndpointPolicy>,
 }
 
 impl World {
@@ -115,6 +117,7 @@ impl World {
                 uplinks: &self.uplinks,
                 host: self.host,
                 placed: &self.placed,
+                policies: &self.policies,
             },
         )
     }

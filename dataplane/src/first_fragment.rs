@@ -181,7 +181,9 @@ impl Fragments {
                 self.remember(Key::new(packet, Origin::of(source), headers), headers, now);
                 Answer::Known
             }
-            Fragment::Later { .. } => self.recall(&Key::new(packet, Origin::of(source), headers), headers, now),
+            Fragment::Later { .. } => {
+                self.recall(&Key::new(packet, Origin::of(source), headers), headers, now)
+            }
         }
     }
 

@@ -98,9 +98,7 @@ impl Trouble {
             Self::TooBig { mtu } => Icmpv6Error::PacketTooBig { mtu },
             Self::Expired => Icmpv6Error::TimeExceeded,
             Self::NoRoute => unreachable(icmpv6::CODE_NO_ROUTE),
-            Self::NoListener | Self::NobodyServes => {
-                unreachable(icmpv6::CODE_PORT_UNREACHABLE)
-            },
+            Self::NoListener | Self::NobodyServes => unreachable(icmpv6::CODE_PORT_UNREACHABLE),
         }
     }
 }

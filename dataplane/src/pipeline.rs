@@ -378,7 +378,9 @@ impl Pipeline {
             return;
         }
         let event = FlowEvent::dropped(headers, reason, now);
-        if self.told.is_news(&event.tuple, reason, now.millis_wrapping())
+        if self
+            .told
+            .is_news(&event.tuple, reason, now.millis_wrapping())
             && let Some(events) = self.shared.events.get(usize::from(self.worker.0))
         {
             events.tell(event);
@@ -440,8 +442,7 @@ fn observe(action: &Action, connections: &Connections, headers: &Headers, now: I
 #[cold]
 fn relate(ask: &Ask<'_>, packet: &mut Packet, umem: &Umem) -> Result<End, Refusal> {
     let headers = ask.headers;
-    let quote =
-        Quote::read(packet.head(umem), headers).ok_or(DropReason::IcmpErrorUnrelated)?;
+    let quote = Quote::read(packet.head(umem), headers).ok_or(DropReason::IcmpErrorUnrelated)?;
     let related = slow::relate(ask, &quote)?;
     let action = &related.action;
     if action.decrement_ttl {

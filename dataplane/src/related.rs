@@ -87,7 +87,11 @@ impl Quote {
             }
             _ => {}
         }
-        let outer = Tuple { src, dst, ..*quoted };
+        let outer = Tuple {
+            src,
+            dst,
+            ..*quoted
+        };
         let l3 = usize::from(headers.l3_offset);
         translate::set_addresses(&mut head[l3..], self.is_v4, &outer)?;
         self.finish(packet, umem, headers, &outer)

@@ -85,7 +85,8 @@ fn answer_to(segment: Tcp<'_>, headers: &Headers) -> (u32, u32, TcpFlags) {
         return (segment.acknowledgement(), 0, TcpFlags::RST);
     }
     let data = headers.l4_len().saturating_sub(segment.header_len()) as u32;
-    let counted = u32::from(flags.contains(TcpFlags::SYN)) + u32::from(flags.contains(TcpFlags::FIN));
+    let counted =
+        u32::from(flags.contains(TcpFlags::SYN)) + u32::from(flags.contains(TcpFlags::FIN));
     let next = segment.sequence().wrapping_add(data).wrapping_add(counted);
     (0, next, TcpFlags::RST.union(TcpFlags::ACK))
 }
@@ -116,7 +117,11 @@ mod tests {
         bytes
     }
 
-    fn check(v6: bool, flags: impl Fn(&mut etherparse::TcpHeader), data: &[u8]) -> (u32, u32, bool) {
+    fn check(
+        v6: bool,
+        flags: impl Fn(&mut etherparse::TcpHeader),
+        data: &[u8],
+    ) -> (u32, u32, bool) {
         let frame = refused(v6, flags, data);
         let headers = parse(&frame, frame.len()).unwrap();
         let mut out = [0; FRAME_MAX_LEN];
@@ -134,7 +139,11 @@ mod tests {
         };
         assert!(checksum::verify(pseudo, [&out[l4..len]]));
         let tcp = Tcp::new(&out[l4..len]).unwrap();
-        (tcp.sequence(), tcp.acknowledgement(), tcp.flags().contains(TcpFlags::ACK))
+        (
+            tcp.sequence(),
+            tcp.acknowledgement(),
+            tcp.flags().contains(TcpFlags::ACK),
+        )
     }
 
     #[test]

@@ -100,12 +100,7 @@ impl Translation {
         Ok(())
     }
 
-    fn sctp(
-        &self,
-        packet: &mut Packet,
-        umem: &Umem,
-        headers: &Headers,
-    ) -> Result<(), DropReason> {
+    fn sctp(&self, packet: &mut Packet, umem: &Umem, headers: &Headers) -> Result<(), DropReason> {
         let l4 = usize::from(headers.l4_offset);
         if (headers.src_port, headers.dst_port) == (self.to.src_port, self.to.dst_port) {
             return Ok(());
@@ -122,10 +117,12 @@ impl Translation {
     }
 
     fn icmp(&self, message: &mut [u8], headers: &Headers) -> Result<(), DropReason> {
-        let header: &mut [u8; icmp::HEADER_LEN] = message
-            .first_chunk_mut()
-            .ok_or(DropReason::TruncatedL4)?;
-        let mut sum = u16::from_be_bytes([header[icmp::CHECKSUM_OFFSET], header[icmp::CHECKSUM_OFFSET + 1]]);
+        let header: &mut [u8; icmp::HEADER_LEN] =
+            message.first_chunk_mut().ok_or(DropReason::TruncatedL4)?;
+        let mut sum = u16::from_be_bytes([
+            header[icmp::CHECKSUM_OFFSET],
+            header[icmp::CHECKSUM_OFFSET + 1],
+        ]);
         if headers.is_v6() {
             sum = checksum::update_bytes(sum, &self.addresses_before(headers), &self.addresses());
         }
@@ -137,7 +134,8 @@ impl Translation {
             sum = checksum::update(sum, old, identifier);
             header[field].copy_from_slice(&identifier.to_be_bytes());
         }
-        header[icmp::CHECKSUM_OFFSET..icmp::CHECKSUM_OFFSET + 2].copy_from_slice(&sum.to_be_bytes());
+        header[icmp::CHECKSUM_OFFSET..icmp::CHECKSUM_OFFSET + 2]
+            .copy_from_slice(&sum.to_be_bytes());
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use crate::bins;
 use crate::cmd::{Cmd, Running};
 use crate::pod::Netns;
 use crate::probe::peer::Seen;
+use crate::probe::reach::{Reached, Target};
 use crate::probe::rr::Latency;
 use crate::probe::sweep::Sweep;
 use crate::probe::tcp::Transfer;
@@ -266,6 +267,30 @@ impl Session {
 pub fn sweep(from: &Netns, targets: &[IpAddr], within: Duration) -> Result<Sweep> {
     probe(from, None)?
         .args(["sweep", "--seconds", &within.as_secs_f64().to_string()])
+        .args(targets.iter().map(ToString::to_string))
+        .timeout(within + SLACK)
+        .run()
+        .and_then(|output| result(&output.stdout))
+}
+
+/// Answers on these ports over TCP and UDP until it is dropped.
+///
+/// # Errors
+/// If a port is taken.
+pub fn answer(netns: &Netns, ports: &[u16]) -> Result<Running> {
+    let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+    let mut arguments = vec!["answer"];
+    arguments.extend(ports.iter().map(String::as_str));
+    serve(netns, None, &arguments).map(|(server, _)| server)
+}
+
+/// Which of the targets answer `from` within that time; all are asked at once.
+///
+/// # Errors
+/// If the probe cannot run, or is refused.
+pub fn reach(from: &Netns, targets: &[Target], within: Duration) -> Result<Reached> {
+    probe(from, None)?
+        .args(["reach", "--seconds", &within.as_secs_f64().to_string()])
         .args(targets.iter().map(ToString::to_string))
         .timeout(within + SLACK)
         .run()

@@ -123,10 +123,16 @@ fn outside(lab: &str, nodes: &[String], options: &LabOptions) -> Result<()> {
         if options.underlay == unused {
             continue;
         }
-        let (length, family) = if beyond.is_ipv4() { (32, "-4") } else { (128, "-6") };
+        let (length, family) = if beyond.is_ipv4() {
+            (32, "-4")
+        } else {
+            (128, "-6")
+        };
         ip(&format!("-n {host} address add {beyond}/{length} dev lo"))?;
         for node in nodes {
-            ip(&format!("-n {node} {family} route add default via {on_wire}"))?;
+            ip(&format!(
+                "-n {node} {family} route add default via {on_wire}"
+            ))?;
         }
     }
     Ok(())

@@ -33,8 +33,7 @@ impl Agent {
             "flows" => {
                 let question = Question::read(arguments).map_err(refused)?;
                 let lost = self.hear_of_flows();
-                let mut view =
-                    (self.history).view(&question, self.datapath.tables(), &self.state);
+                let mut view = (self.history).view(&question, self.datapath.tables(), &self.state);
                 view.lost = lost;
                 document(&view)
             }
@@ -53,7 +52,8 @@ impl Agent {
             self.state.pod(&key).map(|pod| pod.ips.clone())
         };
         let here = self.state.endpoints().find(|endpoint| {
-            (endpoint.pod.as_ref()).is_some_and(|pod| pod.namespace == namespace && pod.name == name)
+            (endpoint.pod.as_ref())
+                .is_some_and(|pod| pod.namespace == namespace && pod.name == name)
         });
         here.map(|endpoint| endpoint.ips.clone())
             .or_else(|| of_pod(namespace, name))

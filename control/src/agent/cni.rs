@@ -206,7 +206,7 @@ impl Agent {
             });
         match opened {
             Ok(endpoint) => {
-                self.state.set_endpoint(endpoint);
+                self.set_endpoint(endpoint);
                 self.waiting.push(Waiter {
                     attachment,
                     deadline: Instant::now() + ATTACH_WITHIN,
@@ -295,7 +295,7 @@ impl Agent {
         if let Err(error) = self.datapath.close_pod(attachment) {
             tracing::warn!(container = attachment.container_id, error, "closing a link");
         }
-        self.state.remove_endpoint(attachment);
+        self.forget_endpoint(attachment);
         self.complete.remove(attachment);
         self.faults.endpoints.remove(attachment);
         // Its number is not another's before the tables are without it.
@@ -307,7 +307,7 @@ impl Agent {
         if self.datapath.pods().contains_key(attachment) {
             self.close(attachment);
         }
-        self.state.remove_endpoint(attachment);
+        self.forget_endpoint(attachment);
         self.faults.endpoints.remove(attachment);
         if let Some(endpoint) = self.endpoints.release(attachment)? {
             tracing::info!(container = attachment.container_id, ips = ?endpoint.ips, "removed");

@@ -145,7 +145,7 @@ impl Agent {
                 tracing::warn!(device, error, "closing its link");
             }
             remove_stale_pins(device);
-            self.state.remove_endpoint(&endpoint.attachment);
+            self.forget_endpoint(&endpoint.attachment);
             self.complete.remove(&endpoint.attachment);
             let text = format!("device {device} is gone without a DEL");
             self.faults.endpoints.insert(endpoint.attachment, text);
@@ -182,7 +182,7 @@ impl Agent {
             match self.datapath.open_pod(&endpoint) {
                 Ok(()) => {
                     tracing::info!(device, ips = ?endpoint.ips, "endpoint restored");
-                    self.state.set_endpoint(endpoint);
+                    self.set_endpoint(endpoint);
                 }
                 Err(error) => {
                     tracing::error!(device, error, "an endpoint is not restored");
@@ -212,7 +212,7 @@ impl Agent {
                 Ok(()) => {
                     tracing::info!(device = endpoint.host_ifname, "endpoint restored at last");
                     self.faults.endpoints.remove(&endpoint.attachment);
-                    self.state.set_endpoint(endpoint);
+                    self.set_endpoint(endpoint);
                     self.changed();
                 }
                 Err(error) => {

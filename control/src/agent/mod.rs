@@ -23,7 +23,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skein_cni::agent::{Attachment, Reply, Request};
+use skein_cni::agent::{Attachment, PodRef, Reply, Request};
 use skein_dataplane::events::FlowEvents;
 use skein_dataplane::ids::{Generation, PeerId};
 use skein_dataplane::io::program::Overlay;
@@ -32,6 +32,7 @@ use skein_dataplane::snapshot::{Masquerade, Prefix, Snapshot};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cni_server::{Backend, ConnectionId};
+use crate::compile::policy::Policies;
 use crate::compile::{Compiled, Inputs, UplinkLink, compile, compile_endpoints};
 use crate::config::Config;
 use crate::endpoint::Endpoints;
@@ -42,7 +43,7 @@ use crate::netlink::{Netlink, Notice};
 use crate::observe::Shared;
 use crate::pods::PodIdentities;
 use crate::reserved;
-use crate::state::{Change, ClusterState, Node, ObjectKey};
+use crate::state::{Change, ClusterState, Endpoint, Node, ObjectKey, PodKey};
 use crate::watch::{DocumentFault, Event};
 use crate::workers::{Datapath, HostLink};
 
@@ -165,6 +166,7 @@ pub struct Agent {
     state: ClusterState,
     endpoints: Endpoints,
     identities: PodIdentities,
+    policies: Policies,
     datapath: Datapath,
     netlink: Netlink,
     host: HostKernel,
@@ -234,6 +236,7 @@ impl Agent {
             state: ClusterState::default(),
             endpoints: parts.endpoints,
             identities: parts.identities,
+            policies: Policies::default(),
             datapath,
             netlink: parts.netlink,
             host: parts.host,
@@ -340,9 +343,12 @@ impl Agent {
         let mut changed = self.identities.retry(&self.state, now);
         if now >= self.refresh {
             self.refresh = now + REFRESH;
-            changed |= self.identities.refresh(&self.state, now);
+            changed.extend(self.identities.refresh(&self.state, now));
+            let in_use: BTreeSet<_> = self.identities.numbers().collect();
+            self.policies.retain(|id| in_use.contains(&id));
         }
-        if changed {
+        if !changed.is_empty() {
+            self.update_policies(&changed);
             self.changed();
         }
         if self.underlay.unresolved() {
@@ -452,10 +458,39 @@ impl Agent {
             return;
         }
         self.identities.update(&self.state, &keys, Instant::now());
+        self.update_policies(&keys);
         if keys.iter().any(|key| matches!(key, ObjectKey::Node(_))) {
             self.nodes_changed();
         }
         self.changed();
+    }
+
+    fn update_policies(&mut self, changed: &BTreeSet<ObjectKey>) {
+        let identities = self.identities.by_pod();
+        self.policies.update(&self.state, identities, changed);
+    }
+
+    /// Keeps an endpoint. Policies know its pod by its addresses, which may be news.
+    fn set_endpoint(&mut self, endpoint: Endpoint) {
+        let pod = endpoint.pod.clone();
+        self.state.set_endpoint(endpoint);
+        self.pod_readdressed(pod);
+    }
+
+    fn forget_endpoint(&mut self, attachment: &Attachment) {
+        if let Some(endpoint) = self.state.remove_endpoint(attachment) {
+            self.pod_readdressed(endpoint.pod);
+        }
+    }
+
+    fn pod_readdressed(&mut self, pod: Option<PodRef>) {
+        if let Some(PodRef {
+            namespace, name, ..
+        }) = pod
+        {
+            let key = ObjectKey::Pod(PodKey { namespace, name });
+            self.update_policies(&[key].into());
+        }
     }
 
     fn nodes_changed(&mut self) {
@@ -518,7 +553,8 @@ impl Agent {
         self.hand_over(compiled);
     }
 
-    fn compile(&self, how: fn(&Snapshot, &Inputs<'_>) -> Compiled) -> Compiled {
+    fn compile(&mut self, how: fn(&Snapshot, &Inputs<'_>) -> Compiled) -> Compiled {
+        let policies = self.policies.endpoints(&self.state);
         let uplinks: Vec<UplinkLink> = (self.datapath.uplinks().values())
             .flat_map(|uplink| uplink.links.iter().map(|(entry, _)| *entry))
             .collect();
@@ -537,6 +573,7 @@ impl Agent {
             uplinks: &uplinks,
             host: self.datapath.host().map(HostLink::placed),
             placed: &placed,
+            policies: &policies,
         };
         how(self.datapath.tables(), &inputs)
     }

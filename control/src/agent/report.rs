@@ -1,20 +1,22 @@
 //! Views for `skeinctl`, and facts for metrics and health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use serde::Serialize;
 use skein_cni::agent::{AgentError, Reply};
 use skein_dataplane::ids::{IdentityId, PeerId};
+use skein_dataplane::policy::Side;
 use skein_dataplane::stats::LinkStats;
 use skein_dataplane::verdict::DropReason;
 
 use super::Agent;
+use crate::compile::policy::Note;
 use crate::compile::tunnel;
 use crate::config::Source;
 use crate::endpoint::{agent_error, code};
 use crate::observe::Facts;
-use crate::state::Endpoint;
+use crate::state::{Endpoint, PodKey};
 use crate::views;
 
 impl Agent {
@@ -24,6 +26,7 @@ impl Agent {
             "endpoints" => document(&self.endpoints_view()),
             "ipcache" => document(&self.ipcache()),
             "identities" => document(&self.identities_view()),
+            "policies" => document(&self.policies_view()),
             "drops" => document(&self.drops()),
             "workers" => document(&self.workers()),
             "config" => document(&self.config),
@@ -135,11 +138,30 @@ impl Agent {
             let all = i64::try_from(usage.total).unwrap_or(i64::MAX);
             gauges.insert(total, ("Pod addresses of this node", all));
         }
+        gauges.extend(self.policy_gauges());
         self.shared.set(Facts {
             not_ready: ready,
             beat: Instant::now(),
             gauges,
         });
+    }
+
+    fn policy_gauges(&self) -> [(&'static str, (&'static str, i64)); 3] {
+        let policies = &self.policies;
+        let gauge = |help, number| (help, i64::try_from(number).unwrap_or(i64::MAX));
+        let unselecting = "Network policies that select no pod";
+        let notes = "Reasons why network policies do less than they say";
+        [
+            (
+                "skein_policies",
+                gauge("Network policies in force", policies.len()),
+            ),
+            (
+                "skein_policies_selecting_nothing",
+                gauge(unselecting, policies.selecting_nothing()),
+            ),
+            ("skein_policy_notes", gauge(notes, policies.notes().len())),
+        ]
     }
 
     fn peers_known(&self) -> impl Iterator<Item = (&str, PeerId)> {
@@ -206,6 +228,7 @@ impl Agent {
             ready: not_ready.is_empty(),
             not_ready,
             faults,
+            notes: self.policies.notes().iter().map(Note::to_string).collect(),
             uptime_seconds: self.started.elapsed().as_secs(),
             source: match self.config.cluster.source {
                 Source::Directory => "directory".into(),
@@ -391,6 +414,35 @@ impl Agent {
             });
         }
         views::Identities { identities }
+    }
+
+    fn policies_view(&self) -> views::Policies {
+        let applied = |pod: &PodKey, side| {
+            (self.policies.applied(pod, side).into_iter())
+                .map(|applied| views::AppliedPolicy {
+                    policy: applied.policy.to_string(),
+                    allows: applied.rules,
+                })
+                .collect()
+        };
+        let pods: BTreeSet<PodKey> = (self.state.endpoints())
+            .filter_map(|endpoint| self.state.pod_of(endpoint.pod.as_ref()?))
+            .map(|pod| pod.key.clone())
+            .collect();
+        let pods = pods.into_iter().map(|key| views::PodPolicies {
+            ingress: applied(&key, Side::Ingress),
+            egress: applied(&key, Side::Egress),
+            namespace: key.namespace,
+            pod: key.name,
+        });
+        let notes = self.policies.notes().iter().map(|note| views::PolicyNote {
+            policy: note.policy.to_string(),
+            note: note.text.clone(),
+        });
+        views::Policies {
+            pods: pods.collect(),
+            notes: notes.collect(),
+        }
     }
 
     fn drops(&self) -> views::Drops {

@@ -47,6 +47,8 @@ enum Command {
     Ipcache,
     /// Security identities and the labels that they stand for.
     Identities,
+    /// What network policies let the pods of this node do.
+    Policies,
     /// Why packets were dropped.
     Drops,
     /// The threads that move packets.
@@ -158,6 +160,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Endpoints => View::Endpoints,
         Command::Ipcache => View::Ipcache,
         Command::Identities => View::Identities,
+        Command::Policies => View::Policies,
         Command::Drops => View::Drops,
         Command::Workers => View::Workers,
         Command::Config => View::Config,
@@ -200,7 +203,9 @@ fn filters(command: &Command) -> BTreeMap<String, String> {
 }
 
 /// The arguments that are set, by name.
-fn named(all: impl IntoIterator<Item = (&'static str, Option<String>)>) -> BTreeMap<String, String> {
+fn named(
+    all: impl IntoIterator<Item = (&'static str, Option<String>)>,
+) -> BTreeMap<String, String> {
     all.into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))
         .collect()

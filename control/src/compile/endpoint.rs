@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use skein_cni::agent::Attachment;
 use skein_dataplane::ids::{EndpointId, IdentityId, PeerId, WorkerId};
-use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot};
+use skein_dataplane::policy::EndpointPolicy;
+use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot, SnapshotBuilder};
 
 use super::{HostPlaced, Inputs, describe};
 use crate::state::{Endpoint, Phase};
@@ -67,6 +69,29 @@ pub(super) fn local(
         endpoints.insert(placed.id, (entry, placed.worker));
     }
     (endpoints, complete)
+}
+
+/// Sets what endpoints allow, in the tables that first hold them. One whose pod is not known
+/// keeps what it had; a new one allows nothing until its pod is known, since nothing yet says
+/// that no policy is meant for it.
+pub(super) fn policies(inputs: &Inputs<'_>, last: &Snapshot, builder: &mut SnapshotBuilder) {
+    for (attachment, placed) in inputs.placed {
+        let known = inputs.policies.get(attachment).cloned();
+        let policy = match known {
+            Some(policy) => policy,
+            None if last.endpoint(placed.id).is_some() => continue,
+            None => EndpointPolicy {
+                own: Vec::new(),
+                ingress: Some(Arc::default()),
+                egress: Some(Arc::default()),
+            },
+        };
+        // An endpoint that the tables refused has its fault already.
+        if builder.tables().endpoint(placed.id).is_some() {
+            let set = builder.set_policy(placed.id, policy);
+            debug_assert!(set.is_ok(), "the endpoint is there");
+        }
+    }
 }
 
 /// The identity of the endpoint's very pod; an endpoint that never was a pod's has none to wait

@@ -6,6 +6,7 @@
 //! in an order in which no step contradicts another. What does not change is shared.
 
 mod endpoint;
+pub mod policy;
 mod route;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::net::IpAddr;
 
 use skein_cni::agent::Attachment;
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
+use skein_dataplane::policy::EndpointPolicy;
 use skein_dataplane::snapshot::{self, Masquerade, Peer, RemotePod, Snapshot, SnapshotBuilder};
 use skein_dataplane::wire::ethernet::MacAddr;
 
@@ -82,6 +84,8 @@ pub struct Inputs<'a> {
     pub host: Option<HostPlaced>,
     /// Opened links of endpoints.
     pub placed: &'a BTreeMap<Attachment, Placed>,
+    /// What endpoints allow, but for those whose pods are not known.
+    pub policies: &'a BTreeMap<Attachment, EndpointPolicy>,
 }
 
 /// Tables, and what is to be said about them.
@@ -143,6 +147,7 @@ pub fn compile_endpoints(last: &Snapshot, inputs: &Inputs<'_>) -> Compiled {
     for (endpoint, worker) in endpoints.into_values() {
         refused.extend(builder.set_endpoint(endpoint, worker).err());
     }
+    endpoint::policies(inputs, last, &mut builder);
     faults.extend(refused.iter().map(ToString::to_string));
     finish(builder, inputs, faults, complete)
 }
@@ -217,6 +222,7 @@ fn apply(last: &Snapshot, inputs: &Inputs<'_>, mut desired: Desired) -> Compiled
     for (endpoint, worker) in desired.endpoints.into_values() {
         refused.extend(builder.set_endpoint(endpoint, worker).err());
     }
+    endpoint::policies(inputs, last, &mut builder);
     let refused = refused.iter().map(ToString::to_string);
     desired.faults.extend(refused);
     finish(builder, inputs, desired.faults, desired.complete)

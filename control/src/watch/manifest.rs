@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::objects::{NamespaceManifest, NodeManifest, PodManifest};
+use super::policy::PolicyManifest;
 use crate::state::Object;
 
 /// A document that is refused: its line in the text, counted from one, and the reason.
@@ -55,13 +56,7 @@ const PASSED_OVER: &[(&str, &[&str])] = &[
     ("discovery.k8s.io/v1", &["EndpointSlice"]),
     (
         "networking.k8s.io/v1",
-        &[
-            "Ingress",
-            "IngressClass",
-            "IPAddress",
-            "NetworkPolicy",
-            "ServiceCIDR",
-        ],
+        &["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"],
     ),
     ("coordination.k8s.io/v1", &["Lease"]),
     ("scheduling.k8s.io/v1", &["PriorityClass"]),
@@ -269,6 +264,9 @@ fn object<R: Read>(api_version: &str, kind: &str, source: R) -> Result<Option<Ob
         ("v1", "Node") => Object::Node(source.read::<NodeManifest>()?.check()?),
         ("v1", "Namespace") => Object::Namespace(source.read::<NamespaceManifest>()?.check()?),
         ("v1", "Pod") => Object::Pod(source.read::<PodManifest>()?.check()?),
+        ("networking.k8s.io/v1", "NetworkPolicy") => {
+            Object::NetworkPolicy(source.read::<PolicyManifest>()?.check()?)
+        }
         _ => {
             let known = |(version, kinds): &(&str, &[&str])| {
                 *version == api_version && kinds.contains(&kind)
@@ -285,6 +283,8 @@ fn object<R: Read>(api_version: &str, kind: &str, source: R) -> Result<Option<Ob
 
 #[cfg(test)]
 mod tests {
+    use skein_dataplane::snapshot::PortProtocol;
+
     use super::*;
 
     const NODE: &str = "\
@@ -338,6 +338,39 @@ status: {phase: Running, podIPs: [{ip: 10.1.0.5}, {ip: 'fd00:1::5'}]}
         };
         assert_eq!(namespace.labels["kubernetes.io/metadata.name"], "shop");
         assert_eq!(namespace.labels["a"], "b");
+    }
+
+    #[test]
+    fn ports_have_the_names_that_the_pods_containers_give_them() {
+        let text = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  initContainers:
+  - {name: early, ports: [{name: early, containerPort: 1}]}
+  - name: sidecar
+    restartPolicy: Always
+    ports: [{name: http, containerPort: 8081}, {name: side, containerPort: 9}]
+  containers:
+  - name: c
+    ports:
+    - {name: http, containerPort: 8080}
+    - {name: http, containerPort: 8443, protocol: UDP}
+    - {containerPort: 99}
+";
+        let Object::Pod(pod) = one(text) else {
+            panic!("no pod")
+        };
+        let named = |protocol, name: &str| (protocol, name.to_owned());
+        let expected = [
+            (named(PortProtocol::Tcp, "http"), 8080),
+            (named(PortProtocol::Tcp, "side"), 9),
+            (named(PortProtocol::Udp, "http"), 8443),
+        ];
+        assert_eq!(pod.named_ports, expected.into());
+        let bad = text.replace("protocol: UDP", "protocol: GRE");
+        assert!(parse(&bad).unwrap_err()[0].reason.contains("'GRE'"));
     }
 
     #[test]

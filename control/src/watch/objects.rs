@@ -4,16 +4,18 @@
 //! of one core in every clean build, measured with k8s-openapi 0.29 at this profile, for three
 //! kinds of object.)
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::Deserialize;
+use skein_dataplane::snapshot::PortProtocol;
 
 use crate::cidr::Cidr;
 use crate::state::{Labels, Namespace, Node, Phase, Pod, PodKey};
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Metadata {
+pub(super) struct Metadata {
     name: String,
     namespace: Option<String>,
     uid: String,
@@ -22,7 +24,7 @@ struct Metadata {
 }
 
 impl Metadata {
-    fn named(&self) -> Result<String, String> {
+    pub(super) fn named(&self) -> Result<String, String> {
         let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
         match self.name.as_str() {
             "" => Err("metadata.name is missing".to_owned()),
@@ -31,6 +33,13 @@ impl Metadata {
             }
             name => Ok(name.to_owned()),
         }
+    }
+
+    /// The namespace of an object that has one; an object without one is in `default`.
+    pub(super) fn in_namespace(&self) -> String {
+        (self.namespace.clone())
+            .filter(|namespace| !namespace.is_empty())
+            .unwrap_or_else(|| "default".into())
     }
 }
 
@@ -135,6 +144,44 @@ struct PodSpec {
     node_name: Option<String>,
     host_network: Option<bool>,
     service_account_name: Option<String>,
+    containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<Container>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Container {
+    restart_policy: Option<String>,
+    ports: Option<Vec<ContainerPort>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerPort {
+    #[serde(default)]
+    name: Option<String>,
+    container_port: u16,
+    #[serde(default)]
+    protocol: Option<String>,
+}
+
+impl PodSpec {
+    /// Ports by protocol and name, of the containers that run as long as the pod does: of two
+    /// that share a name, the first one's.
+    fn named_ports(&self) -> Result<BTreeMap<(PortProtocol, String), u16>, String> {
+        let sidecars = (self.init_containers.iter().flatten())
+            .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        let containers = self.containers.iter().flatten().chain(sidecars);
+        let mut named = BTreeMap::new();
+        for port in containers.flat_map(|container| container.ports.iter().flatten()) {
+            let field = "spec.containers[].ports[].protocol";
+            let protocol = super::policy::protocol(field, port.protocol.as_deref())?;
+            if let Some(name) = port.name.clone().filter(|name| !name.is_empty()) {
+                named.entry((protocol, name)).or_insert(port.container_port);
+            }
+        }
+        Ok(named)
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -167,11 +214,10 @@ impl PodManifest {
             Some("Succeeded" | "Failed") => Phase::Ended,
             Some(other) => return Err(format!("status.phase '{other}' is no phase of a pod")),
         };
+        let named_ports = spec.named_ports()?;
         Ok(Pod {
             key: PodKey {
-                namespace: (self.metadata.namespace)
-                    .filter(|namespace| !namespace.is_empty())
-                    .unwrap_or_else(|| "default".into()),
+                namespace: self.metadata.in_namespace(),
                 name,
             },
             uid: self.metadata.uid,
@@ -187,6 +233,7 @@ impl PodManifest {
                 .map(|text| ip("status.podIPs", text))
                 .collect::<Result<_, _>>()?,
             phase,
+            named_ports,
         })
     }
 }

@@ -10,16 +10,13 @@
 //! copied then. The map is pinned, so what is claimed stays so while no agent runs: its packets
 //! are dropped, where the kernel would answer them with a reset.
 
-#![expect(
-    unsafe_code,
-    reason = "maps the programs' map and reads it as atomics"
-)]
+#![expect(unsafe_code, reason = "maps the programs' map and reads it as atomics")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::conntrack::{Family, PortClaims};
 use crate::wire::protocol;

@@ -75,8 +75,16 @@ impl Maps {
         let is_uplink = matches!(kind, LinkKind::Uplink(_));
         Ok(Self {
             xsks: named(XSKS)?,
-            config: if is_uplink { Some(named(CONFIG)?) } else { None },
-            claims: if is_uplink { Some(named(CLAIMS)?) } else { None },
+            config: if is_uplink {
+                Some(named(CONFIG)?)
+            } else {
+                None
+            },
+            claims: if is_uplink {
+                Some(named(CLAIMS)?)
+            } else {
+                None
+            },
         })
     }
 

@@ -23,8 +23,8 @@ use aya::programs::XdpMode as AyaMode;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::programs::xdp::XdpLink;
 
-use super::code::{CONFIG_BYTES, Code, Maps};
 use super::claims::Claims;
+use super::code::{CONFIG_BYTES, Code, Maps};
 use super::device::Device;
 use super::features::Features;
 use super::pins::Pins;

@@ -32,9 +32,7 @@ pub(super) fn known(ask: &Ask<'_>, tuple: &Tuple, depends: &mut Depends<'_>) -> 
             depends.on(slot);
         }
         let backend = address_of(found.reply.src);
-        let serves = || {
-            (ask.tables).is_backend(service, backend, found.reply.src_port)
-        };
+        let serves = || (ask.tables).is_backend(service, backend, found.reply.src_port);
         if tuple.protocol == protocol::UDP && !serves() {
             connections.remove(found.conn);
             return None;
@@ -69,7 +67,13 @@ pub(super) fn open(
         forward.dst_port = backend.port;
     }
     let receiver = party::at(ask.tables, address_of(forward.dst), depends);
-    judge(ask.tables, sender, &receiver, forward.dst_port, tuple.protocol)?;
+    judge(
+        ask.tables,
+        sender,
+        &receiver,
+        forward.dst_port,
+        tuple.protocol,
+    )?;
     let source = source(ask, sender, &receiver, backend.as_ref())?;
     let speaker = source.map_or(sender.identity, |_| crate::ids::IdentityId::HOST);
     let action = route::to(ask, sender, speaker, &receiver, depends)?;
@@ -116,7 +120,10 @@ fn backend(
         Choice::NotAService => Ok(None),
         Choice::Refused(reason) => Err(reason),
         Choice::Backend(backend) => {
-            if ask.tables.is_overlay_port(backend.address, backend.port, tuple.protocol) {
+            if ask
+                .tables
+                .is_overlay_port(backend.address, backend.port, tuple.protocol)
+            {
                 return Err(DropReason::OverlayPort);
             }
             if let Some(slot) = ask.tables.service_epoch(backend.service) {
@@ -137,8 +144,8 @@ fn source(
 ) -> Result<Option<IpAddr>, DropReason> {
     let to_itself = backend.is_some_and(|backend| backend.address == sender.address);
     let asked_for = backend.is_some_and(|backend| backend.snat);
-    let to_outside = matches!(receiver.place, Place::Outside)
-        && ask.tables.masquerades(receiver.address);
+    let to_outside =
+        matches!(receiver.place, Place::Outside) && ask.tables.masquerades(receiver.address);
     if !(to_itself || asked_for || to_outside) {
         return Ok(None);
     }
@@ -166,7 +173,12 @@ fn keep(
         let mut masquerade: Option<PortLease> = None;
         if let Some(address) = source {
             translated.src = mapped(address);
-            masquerade = shared.ports.lease(&forward, address.is_ipv4(), |port| shared.taken.has(port), attempt);
+            masquerade = shared.ports.lease(
+                &forward,
+                address.is_ipv4(),
+                |port| shared.taken.has(port),
+                attempt,
+            );
             match &masquerade {
                 Some(lease) => translated.src_port = lease.port,
                 None if has_ports(&original) => return Err(DropReason::NoFreePort),
@@ -187,7 +199,10 @@ fn keep(
             picked_up: is_midway(ask),
             service,
         };
-        match shared.connections.create(new, Segment::from(ask.headers), ask.now) {
+        match shared
+            .connections
+            .create(new, Segment::from(ask.headers), ask.now)
+        {
             Ok(conn) => {
                 return Ok(Way {
                     conn,
@@ -225,4 +240,3 @@ fn is_midway(ask: &Ask<'_>) -> bool {
     let opens = flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::ACK);
     ask.headers.protocol == protocol::TCP && !opens
 }
-

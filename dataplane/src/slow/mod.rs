@@ -215,10 +215,22 @@ fn go_on<'a>(
     let receiver = party::at(ask.tables, address_of(way.to.dst), depends);
     match way.direction {
         Direction::Original => {
-            judge(ask.tables, sender, &receiver, way.to.dst_port, tuple.protocol)?;
+            judge(
+                ask.tables,
+                sender,
+                &receiver,
+                way.to.dst_port,
+                tuple.protocol,
+            )?;
         }
         Direction::Reply => {
-            judge(ask.tables, &receiver, sender, tuple.src_port, tuple.protocol)?;
+            judge(
+                ask.tables,
+                &receiver,
+                sender,
+                tuple.src_port,
+                tuple.protocol,
+            )?;
         }
     }
     let speaker = if way.to.src == tuple.src {

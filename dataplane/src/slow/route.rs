@@ -67,7 +67,13 @@ fn to_peer(
     ask: &Ask<'_>,
     depends: &Depends<'_>,
 ) -> Result<Action, DropReason> {
-    let Ask { tables, headers, worker, hash, .. } = *ask;
+    let Ask {
+        tables,
+        headers,
+        worker,
+        hash,
+        ..
+    } = *ask;
     let tunnel = tunnel_to(peer, speaker, headers, tables.node(), hash)?;
     let hop = peer.hop.as_ref().ok_or(DropReason::NoRoute)?;
     Ok(Action {
@@ -117,7 +123,13 @@ fn to_outside(
     ask: &Ask<'_>,
     depends: &mut Depends<'_>,
 ) -> Result<Action, DropReason> {
-    let Ask { tables, headers, worker, hash, .. } = *ask;
+    let Ask {
+        tables,
+        headers,
+        worker,
+        hash,
+        ..
+    } = *ask;
     let exit = tables.exit(address).ok_or(DropReason::NoRoute)?;
     let next_hop = exit.gateway.unwrap_or(address);
     let Some(neighbour) = tables.neighbour(exit.uplink, next_hop) else {

@@ -8,9 +8,9 @@
 mod build;
 mod epochs;
 mod lpm;
-mod policy_map;
 pub mod maglev;
 mod outside;
+mod policy_map;
 mod publish;
 mod service_map;
 
@@ -20,8 +20,8 @@ use std::sync::Arc;
 pub use build::{BuildError, MAX_LINKS, SnapshotBuilder};
 pub use epochs::{EpochSlot, EpochStamp, Epochs};
 pub use lpm::{Lpm, Prefix};
-pub use policy_map::{PortProtocol, PortRange, RuleId, RulePorts, Rules, RulesBuilder};
 pub use outside::{Exit, Masquerade};
+pub use policy_map::{PortProtocol, PortRange, RuleId, RulePorts, Rules, RulesBuilder};
 pub use publish::{Publisher, Reader};
 pub use service_map::{
     Candidate, Frontend, FrontendKind, Reach, Service, ServiceEntry, ServiceError, ServiceId,

@@ -61,7 +61,11 @@ impl SnapshotBuilder {
     pub fn set_exits(&mut self, exits: impl IntoIterator<Item = (Prefix, Exit)>) {
         let mut wanted: std::collections::BTreeMap<Prefix, Exit> = exits.into_iter().collect();
         let outside = &mut self.next.outside;
-        let before: Vec<_> = outside.exits.iter().map(|(prefix, exit)| (prefix, *exit)).collect();
+        let before: Vec<_> = outside
+            .exits
+            .iter()
+            .map(|(prefix, exit)| (prefix, *exit))
+            .collect();
         let mut changed = false;
         for (prefix, exit) in before {
             match wanted.remove(&prefix) {
@@ -86,7 +90,10 @@ impl SnapshotBuilder {
     }
 
     /// Sets the MACs of hosts on the uplinks' links.
-    pub fn set_neighbours(&mut self, neighbours: impl IntoIterator<Item = ((u8, IpAddr), MacAddr)>) {
+    pub fn set_neighbours(
+        &mut self,
+        neighbours: impl IntoIterator<Item = ((u8, IpAddr), MacAddr)>,
+    ) {
         let mut wanted: std::collections::BTreeMap<_, _> = neighbours.into_iter().collect();
         let before: Vec<_> = (self.next.outside.neighbours.iter())
             .map(|(key, mac)| (*key, mac.clone()))

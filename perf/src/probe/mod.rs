@@ -6,6 +6,7 @@
 
 pub mod http;
 pub mod peer;
+pub mod reach;
 pub mod rr;
 pub mod sweep;
 pub mod tcp;
@@ -79,6 +80,21 @@ pub enum Probe {
         #[arg(long, default_value_t = 0.0)]
         pause: f64,
     },
+    /// Answer on ports, over TCP and UDP.
+    Answer {
+        /// The ports.
+        #[arg(required = true)]
+        ports: Vec<u16>,
+    },
+    /// Ask many servers at once which of them answer.
+    Reach {
+        /// Whom: `tcp/10.0.0.1:80`, `udp/[fd00::1]:80`.
+        #[arg(required = true)]
+        targets: Vec<reach::Target>,
+        /// How long to wait for answers.
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+    },
     /// Ping many addresses, each until it answers.
     Sweep {
         /// Whom to ping.
@@ -131,6 +147,8 @@ pub fn run(probe: Probe) -> Result<()> {
         Probe::TcpRr { to, seconds, pause } => {
             print(&rr::run(to, duration(seconds)?, duration(pause)?)?)
         }
+        Probe::Answer { ports } => reach::answer(&ports),
+        Probe::Reach { targets, seconds } => print(&reach::ask(&targets, duration(seconds)?)?),
         Probe::Sweep { targets, seconds } => print(&sweep::run(&targets, duration(seconds)?)?),
         Probe::TellPeer => peer::tell(),
         Probe::AskPeer { to } => print(&peer::ask(to)?),

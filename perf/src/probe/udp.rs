@@ -167,4 +167,3 @@ pub fn refused(to: SocketAddr) -> Result<()> {
         Ok(_) => anyhow::bail!("{to} answers, where nobody should listen"),
     }
 }
-
