@@ -73,7 +73,10 @@ impl PodIdentities {
                         .filter(|key| key.namespace == *name)
                         .cloned(),
                 ),
-                ObjectKey::Node(_) => {}
+                ObjectKey::Node(_)
+                | ObjectKey::Service(_)
+                | ObjectKey::EndpointSlice(_)
+                | ObjectKey::ServiceCidr(_) => {}
             }
         }
         for key in pods {

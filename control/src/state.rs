@@ -3,6 +3,8 @@
 //! Objects come in as [`Change`]s from a source, endpoints from the CNI socket. Everything else
 //! is computed from here. Deliberately absent: locks, clocks, and anything that could fail.
 
+pub mod service;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -10,6 +12,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use skein_cni::agent::{Attachment, PodRef};
 
+use self::service::{EndpointSlice, Service, ServiceCidr, ServiceKey};
 use crate::cidr::Cidr;
 use crate::mac::MacAddr;
 
@@ -27,6 +30,8 @@ pub struct Node {
     pub pod_cidrs: Vec<Cidr>,
     /// Addresses of type `InternalIP`
     pub internal_ips: Vec<IpAddr>,
+    /// Label `topology.kubernetes.io/zone`; empty where it is left out
+    pub zone: String,
 }
 
 /// A namespace.
@@ -144,6 +149,12 @@ pub enum Object {
     Namespace(Namespace),
     /// A pod.
     Pod(Pod),
+    /// A Service.
+    Service(Service),
+    /// Endpoints of a Service.
+    EndpointSlice(EndpointSlice),
+    /// Ranges of Service addresses.
+    ServiceCidr(ServiceCidr),
 }
 
 /// What tells objects apart.
@@ -155,6 +166,12 @@ pub enum ObjectKey {
     Namespace(String),
     /// A pod's namespace and name.
     Pod(PodKey),
+    /// A Service's namespace and name.
+    Service(ServiceKey),
+    /// An EndpointSlice's namespace and name.
+    EndpointSlice(ServiceKey),
+    /// A ServiceCIDR's name.
+    ServiceCidr(String),
 }
 
 impl fmt::Display for ObjectKey {
@@ -163,6 +180,9 @@ impl fmt::Display for ObjectKey {
             Self::Node(name) => write!(f, "Node {name}"),
             Self::Namespace(name) => write!(f, "Namespace {name}"),
             Self::Pod(key) => write!(f, "Pod {key}"),
+            Self::Service(key) => write!(f, "Service {key}"),
+            Self::EndpointSlice(key) => write!(f, "EndpointSlice {key}"),
+            Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
         }
     }
 }
@@ -175,6 +195,9 @@ impl Object {
             Self::Node(node) => ObjectKey::Node(node.name.clone()),
             Self::Namespace(namespace) => ObjectKey::Namespace(namespace.name.clone()),
             Self::Pod(pod) => ObjectKey::Pod(pod.key.clone()),
+            Self::Service(service) => ObjectKey::Service(service.key.clone()),
+            Self::EndpointSlice(slice) => ObjectKey::EndpointSlice(slice.key.clone()),
+            Self::ServiceCidr(range) => ObjectKey::ServiceCidr(range.name.clone()),
         }
     }
 }
@@ -194,6 +217,9 @@ pub struct ClusterState {
     nodes: BTreeMap<String, Node>,
     namespaces: BTreeMap<String, Namespace>,
     pods: BTreeMap<PodKey, Pod>,
+    services: BTreeMap<ServiceKey, Service>,
+    slices: BTreeMap<ServiceKey, EndpointSlice>,
+    service_cidrs: BTreeMap<String, ServiceCidr>,
     endpoints: BTreeMap<Attachment, Endpoint>,
 }
 
@@ -214,9 +240,23 @@ impl ClusterState {
                 set(&mut self.namespaces, namespace.name.clone(), namespace)
             }
             Change::Set(Object::Pod(pod)) => set(&mut self.pods, pod.key.clone(), pod),
+            Change::Set(Object::Service(service)) => {
+                set(&mut self.services, service.key.clone(), service)
+            }
+            Change::Set(Object::EndpointSlice(slice)) => {
+                set(&mut self.slices, slice.key.clone(), slice)
+            }
+            Change::Set(Object::ServiceCidr(range)) => {
+                set(&mut self.service_cidrs, range.name.clone(), range)
+            }
             Change::Remove(ObjectKey::Node(name)) => self.nodes.remove(&name).is_some(),
             Change::Remove(ObjectKey::Namespace(name)) => self.namespaces.remove(&name).is_some(),
             Change::Remove(ObjectKey::Pod(key)) => self.pods.remove(&key).is_some(),
+            Change::Remove(ObjectKey::Service(key)) => self.services.remove(&key).is_some(),
+            Change::Remove(ObjectKey::EndpointSlice(key)) => self.slices.remove(&key).is_some(),
+            Change::Remove(ObjectKey::ServiceCidr(name)) => {
+                self.service_cidrs.remove(&name).is_some()
+            }
         }
     }
 
@@ -266,6 +306,28 @@ impl ClusterState {
     /// All pods, by namespace and name.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values()
+    }
+
+    /// A Service.
+    #[must_use]
+    pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
+        self.services.get(key)
+    }
+
+    /// All Services, by namespace and name.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    /// An EndpointSlice.
+    #[must_use]
+    pub fn slice(&self, key: &ServiceKey) -> Option<&EndpointSlice> {
+        self.slices.get(key)
+    }
+
+    /// All ServiceCIDRs, by name.
+    pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCidr> {
+        self.service_cidrs.values()
     }
 
     /// An endpoint.

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::objects::{NamespaceManifest, NodeManifest, PodManifest};
+use super::service::{EndpointSliceManifest, ServiceCidrManifest, ServiceManifest};
 use crate::state::Object;
 
 /// A document that is refused: its line in the text, counted from one, and the reason.
@@ -34,7 +35,6 @@ const PASSED_OVER: &[(&str, &[&str])] = &[
             "ReplicationController",
             "ResourceQuota",
             "Secret",
-            "Service",
             "ServiceAccount",
         ],
     ),
@@ -52,16 +52,9 @@ const PASSED_OVER: &[(&str, &[&str])] = &[
     ("autoscaling/v1", &["HorizontalPodAutoscaler"]),
     ("autoscaling/v2", &["HorizontalPodAutoscaler"]),
     ("policy/v1", &["PodDisruptionBudget"]),
-    ("discovery.k8s.io/v1", &["EndpointSlice"]),
     (
         "networking.k8s.io/v1",
-        &[
-            "Ingress",
-            "IngressClass",
-            "IPAddress",
-            "NetworkPolicy",
-            "ServiceCIDR",
-        ],
+        &["Ingress", "IngressClass", "IPAddress", "NetworkPolicy"],
     ),
     ("coordination.k8s.io/v1", &["Lease"]),
     ("scheduling.k8s.io/v1", &["PriorityClass"]),
@@ -269,6 +262,13 @@ fn object<R: Read>(api_version: &str, kind: &str, source: R) -> Result<Option<Ob
         ("v1", "Node") => Object::Node(source.read::<NodeManifest>()?.check()?),
         ("v1", "Namespace") => Object::Namespace(source.read::<NamespaceManifest>()?.check()?),
         ("v1", "Pod") => Object::Pod(source.read::<PodManifest>()?.check()?),
+        ("v1", "Service") => Object::Service(source.read::<ServiceManifest>()?.check()?),
+        ("discovery.k8s.io/v1", "EndpointSlice") => {
+            Object::EndpointSlice(source.read::<EndpointSliceManifest>()?.check()?)
+        }
+        ("networking.k8s.io/v1", "ServiceCIDR") => {
+            Object::ServiceCidr(source.read::<ServiceCidrManifest>()?.check()?)
+        }
         _ => {
             let known = |(version, kinds): &(&str, &[&str])| {
                 *version == api_version && kinds.contains(&kind)

@@ -3,6 +3,7 @@
 pub mod directory;
 pub mod manifest;
 mod objects;
+mod service;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -13,16 +13,16 @@ use crate::state::{Labels, Namespace, Node, Phase, Pod, PodKey};
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Metadata {
+pub(super) struct Metadata {
     name: String,
     namespace: Option<String>,
     uid: String,
-    labels: Option<Labels>,
+    pub(super) labels: Option<Labels>,
     annotations: Option<Labels>,
 }
 
 impl Metadata {
-    fn named(&self) -> Result<String, String> {
+    pub(super) fn named(&self) -> Result<String, String> {
         let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
         match self.name.as_str() {
             "" => Err("metadata.name is missing".to_owned()),
@@ -31,6 +31,14 @@ impl Metadata {
             }
             name => Ok(name.to_owned()),
         }
+    }
+
+    /// The namespace, of an object that has one.
+    pub(super) fn in_namespace(&self) -> String {
+        let named = self.namespace.clone();
+        named
+            .filter(|namespace| !namespace.is_empty())
+            .unwrap_or_else(|| "default".into())
     }
 }
 
@@ -96,8 +104,12 @@ impl NodeManifest {
         .filter(|address| address.r#type == "InternalIP")
         .map(|address| ip("status.addresses", &address.address))
         .collect::<Result<_, _>>()?;
+        let zone = (self.metadata.labels)
+            .and_then(|mut labels| labels.remove("topology.kubernetes.io/zone"))
+            .unwrap_or_default();
         Ok(Node {
             name,
+            zone,
             annotations: self.metadata.annotations.unwrap_or_default(),
             pod_cidrs,
             internal_ips,
@@ -169,9 +181,7 @@ impl PodManifest {
         };
         Ok(Pod {
             key: PodKey {
-                namespace: (self.metadata.namespace)
-                    .filter(|namespace| !namespace.is_empty())
-                    .unwrap_or_else(|| "default".into()),
+                namespace: self.metadata.in_namespace(),
                 name,
             },
             uid: self.metadata.uid,
@@ -191,7 +201,7 @@ impl PodManifest {
     }
 }
 
-fn ip(field: &str, text: &str) -> Result<IpAddr, String> {
+pub(super) fn ip(field: &str, text: &str) -> Result<IpAddr, String> {
     text.parse()
         .map_err(|_| format!("{field}: '{text}' is no IP address"))
 }
