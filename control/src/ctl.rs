@@ -40,6 +40,8 @@ pub enum View {
     Ipcache,
     /// Sets of labels and their numbers.
     Identities,
+    /// Where Services are reached and served.
+    Services,
     /// Why packets were dropped.
     Drops,
     /// The threads that move packets.
@@ -59,6 +61,7 @@ impl View {
             Self::Endpoints => "endpoints",
             Self::Ipcache => "ipcache",
             Self::Identities => "identities",
+            Self::Services => "services",
             Self::Drops => "drops",
             Self::Workers => "workers",
             Self::Config => "config",
@@ -135,6 +138,7 @@ fn table(view: View, document: &Value) -> Result<String, CtlError> {
         View::Endpoints => endpoints(&read(document)?),
         View::Ipcache => ipcache(&read(document)?),
         View::Identities => identities(&read(document)?),
+        View::Services => services(&read(document)?),
         View::Drops => drops(&read(document)?),
         View::Workers => workers(&read(document)?),
         View::Config => config(document),
@@ -328,6 +332,52 @@ fn identities(view: &views::Identities) -> String {
         })
         .collect();
     columns(&["IDENTITY", "PODS", "LABELS"], &rows)
+}
+
+/// A line for each backend, and one for a port or a Service without any.
+fn services(view: &views::ServicesView) -> String {
+    let mut rows = Vec::new();
+    for service in &view.services {
+        let name = format!("{}/{}", service.namespace, service.name);
+        let port = match service.port_name.as_str() {
+            "" => service.protocol.clone(),
+            port => format!("{port} {}", service.protocol),
+        };
+        let frontends: Vec<String> = (service.frontends.iter())
+            .map(|frontend| match frontend.address {
+                Some(address) => std::net::SocketAddr::new(address, frontend.port).to_string(),
+                None => format!("node:{}", frontend.port),
+            })
+            .collect();
+        let head = [name, or_dash(&port), join(&frontends)];
+        let row = |tail: [String; 3]| head.iter().cloned().chain(tail).collect::<Vec<_>>();
+        if service.backends.is_empty() {
+            let why = match service.not_served.as_str() {
+                "" => "it has no endpoints",
+                why => why,
+            };
+            rows.push(row(["-".into(), "-".into(), why.into()]));
+        }
+        for backend in &service.backends {
+            let at = std::net::SocketAddr::new(backend.address, backend.port).to_string();
+            let at = match backend.pod.as_str() {
+                "" => at,
+                pod => format!("{at} ({pod})"),
+            };
+            rows.push(row([at, backend.state.clone(), or_dash(&backend.reason)]));
+        }
+    }
+    columns(
+        &[
+            "SERVICE",
+            "PORT",
+            "REACHED AT",
+            "BACKEND",
+            "STATE",
+            "NOT SELECTED BECAUSE",
+        ],
+        &rows,
+    )
 }
 
 fn drops(view: &views::Drops) -> String {

@@ -46,6 +46,8 @@ enum Command {
     Ipcache,
     /// Security identities and the labels that they stand for.
     Identities,
+    /// Services: where they are reached, who serves them, who is not selected and why.
+    Services,
     /// Why packets were dropped.
     Drops,
     /// The threads that move packets.
@@ -86,6 +88,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Endpoints => View::Endpoints,
         Command::Ipcache => View::Ipcache,
         Command::Identities => View::Identities,
+        Command::Services => View::Services,
         Command::Drops => View::Drops,
         Command::Workers => View::Workers,
         Command::Config => View::Config,

@@ -7,6 +7,7 @@
 
 mod endpoint;
 mod route;
+pub mod service;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -91,6 +92,8 @@ pub struct Compiled {
     pub faults: Vec<String>,
     /// Endpoints that the tables hold with the identity of their very pod.
     pub complete: Vec<Attachment>,
+    /// Addresses of pods that the tables have gained or lost; Services may wait for them.
+    pub moved: Vec<IpAddr>,
 }
 
 /// What the tables shall hold.
@@ -152,6 +155,7 @@ fn finish(
     faults: Vec<String>,
     mut complete: Vec<Attachment>,
 ) -> Compiled {
+    let moved = builder.moved().to_vec();
     let tables = builder.finish();
     complete.retain(|attachment| {
         let placed = inputs.placed.get(attachment);
@@ -164,6 +168,7 @@ fn finish(
         tables,
         faults,
         complete,
+        moved,
     }
 }
 
