@@ -453,6 +453,59 @@ mod tests {
     }
 
     #[test]
+    fn services_are_a_line_for_each_backend() {
+        let web = views::ServiceView {
+            namespace: "shop".into(),
+            name: "web".into(),
+            id: 1,
+            protocol: "TCP".into(),
+            frontends: vec![
+                views::FrontendView {
+                    kind: "cluster_ip".into(),
+                    address: Some("fd96::1".parse().unwrap()),
+                    port: 80,
+                },
+                views::FrontendView {
+                    kind: "node_port".into(),
+                    address: None,
+                    port: 30080,
+                },
+            ],
+            backends: vec![views::BackendView {
+                address: "fd00::2".parse().unwrap(),
+                port: 8080,
+                pod: "shop/web0".into(),
+                node: "n2".into(),
+                zone: String::new(),
+                local: false,
+                state: "not ready".into(),
+                selected: false,
+                selected_local: false,
+                reason: "it is not ready".into(),
+            }],
+            ..views::ServiceView::default()
+        };
+        let none = views::ServiceView {
+            not_served: "it is headless".into(),
+            backends: vec![],
+            frontends: vec![],
+            protocol: String::new(),
+            name: "db".into(),
+            ..web.clone()
+        };
+        let view = value(&views::ServicesView {
+            services: vec![web, none],
+        });
+        let text = render(View::Services, &view, Output::Table).unwrap();
+        let expected = "\
+SERVICE   PORT  REACHED AT               BACKEND                     STATE      NOT SELECTED BECAUSE
+shop/web  TCP   [fd96::1]:80,node:30080  [fd00::2]:8080 (shop/web0)  not ready  it is not ready
+shop/db   -     -                        -                           -          it is headless
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
     fn tables_are_for_people() {
         let view = value(&views::EndpointsView {
             endpoints: vec![views::EndpointView {

@@ -11,20 +11,19 @@
 //! Deliberately absent: names in the tables, and everything that a packet decides.
 
 pub mod endpoints;
+mod spec;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use skein_dataplane::snapshot::{
-    self, FrontendKind, Prefix, Reach, ServiceId, Snapshot, SnapshotBuilder, TrafficPolicy,
-};
+use skein_dataplane::snapshot::{self, Reach, ServiceId, Snapshot, SnapshotBuilder};
 
 use self::endpoints::{Place, Served, served};
+pub use self::spec::not_served;
 use crate::cidr::Cidr;
 use crate::config::PortRange;
-use crate::state::service::{Protocol, Service, ServiceKey, ServicePort, ServiceType};
+use crate::state::service::{Protocol, Service, ServiceKey, ServicePort};
 use crate::state::{ClusterState, ObjectKey};
 
 /// One port of one Service in one family: what has a number in the tables.
@@ -43,17 +42,33 @@ pub struct PortKey {
 /// What only one Service may have: protocol, family, address (none: the node's), port.
 type Claim = (Protocol, bool, Option<IpAddr>, u16);
 
-/// What is known of a Service.
+/// What is known of a Service. Most have little of each, so these are vectors: a tree of one
+/// takes the room of eleven.
 #[derive(Debug, Default)]
 struct Record {
-    /// Its slices.
-    slices: BTreeSet<ServiceKey>,
-    /// Addresses of its endpoints.
-    addresses: BTreeSet<IpAddr>,
-    /// Its numbers, and what each would have.
-    ports: BTreeMap<PortKey, (ServiceId, Vec<Claim>)>,
+    /// Its slices, in order.
+    slices: Vec<ServiceKey>,
+    /// Addresses of its endpoints, in order.
+    addresses: Vec<IpAddr>,
+    /// What of it has a number.
+    ports: Vec<Numbered>,
     /// What is wrong with it.
     faults: Vec<String>,
+}
+
+/// A port with its number, and what it would have.
+#[derive(Debug)]
+struct Numbered {
+    key: PortKey,
+    id: ServiceId,
+    claims: Vec<Claim>,
+}
+
+impl Record {
+    fn number(&self, key: &PortKey) -> Option<ServiceId> {
+        let port = self.ports.iter().find(|port| port.key == *key);
+        port.map(|port| port.id)
+    }
 }
 
 /// What of a node matters here.
@@ -81,8 +96,8 @@ pub struct Services {
     owners: BTreeMap<ServiceKey, Arc<ServiceKey>>,
     /// Whose endpoints have an address.
     users: BTreeSet<(IpAddr, Arc<ServiceKey>)>,
-    /// Who would have a frontend.
-    claims: BTreeMap<Claim, BTreeMap<PortKey, ServiceId>>,
+    /// Who would have a frontend, the first by name before the others.
+    claims: BTreeMap<Claim, Vec<(PortKey, ServiceId)>>,
     nodes: BTreeMap<String, NodeFacts>,
     dirty: BTreeSet<Arc<ServiceKey>>,
     last_number: u32,
@@ -137,14 +152,15 @@ impl Services {
     fn slice_changed(&mut self, state: &ClusterState, key: &ServiceKey) {
         if let Some(owner) = self.owners.remove(key) {
             if let Some(record) = self.records.get_mut(&owner) {
-                record.slices.remove(key);
+                record.slices.retain(|slice| slice != key);
             }
             self.dirty.insert(owner);
         }
         if let Some(owner) = state.slice(key).and_then(|slice| slice.service.as_ref()) {
             let owner = self.known(owner);
             if let Some(record) = self.records.get_mut(&owner) {
-                record.slices.insert(key.clone());
+                let at = record.slices.partition_point(|slice| slice < key);
+                record.slices.insert(at, key.clone());
             }
             self.owners.insert(key.clone(), owner.clone());
             self.dirty.insert(owner);
@@ -258,16 +274,19 @@ impl Services {
         let slices: Vec<_> = (record.slices.iter())
             .filter_map(|slice| state.slice(slice))
             .collect();
-        let addresses: BTreeSet<IpAddr> = (slices.iter())
+        let mut addresses: Vec<IpAddr> = (slices.iter())
             .flat_map(|slice| &slice.endpoints)
             .filter_map(|endpoint| endpoint.address)
             .collect();
-        for &address in record.addresses.difference(&addresses) {
+        addresses.sort_unstable();
+        addresses.dedup();
+        for &address in without(&record.addresses, &addresses) {
             self.users.remove(&(address, key.clone()));
         }
-        for &address in addresses.difference(&record.addresses) {
+        for &address in without(&addresses, &record.addresses) {
             self.users.insert((address, key.clone()));
         }
+        addresses.shrink_to_fit();
         record.addresses = addresses;
         let Some(service) = state
             .service(key)
@@ -282,7 +301,7 @@ impl Services {
             zone: own.map_or("", |own| &own.zone),
             ranges: own.map_or(&[], |own| &own.pod_cidrs),
         };
-        record.faults = faults(service, self.node_ports);
+        record.faults = spec::faults(service, self.node_ports);
         let mut desired = Vec::new();
         for cluster_ip in &service.cluster_ips {
             for port in &service.ports {
@@ -295,7 +314,7 @@ impl Services {
                         protocol: port.protocol,
                         ipv4,
                     },
-                    service: compile(service, port, *cluster_ip, &served, self.node_ports),
+                    service: spec::compile(service, port, *cluster_ip, &served, self.node_ports),
                 });
             }
         }
@@ -317,37 +336,46 @@ impl Services {
         let mut before = std::mem::take(&mut record.ports);
         let mut changed: BTreeSet<Claim> = BTreeSet::new();
         for Desired { key, service } in desired {
-            let known = before.remove(key);
-            let (id, old) = known.unwrap_or_else(|| {
-                self.last_number += 1;
-                let id = ServiceId::new(self.last_number);
-                (id.expect("counted from one"), Vec::new())
-            });
+            let known = before.iter().position(|port| port.key == *key);
+            let old = known.map(|at| before.swap_remove(at));
+            let id = old.as_ref().map_or_else(
+                || {
+                    self.last_number += 1;
+                    ServiceId::new(self.last_number).expect("counted from one")
+                },
+                |old| old.id,
+            );
+            let old = old.map(|old| old.claims).unwrap_or_default();
             let claims: Vec<Claim> = (service.reach.iter())
                 .map(|reach| claim_of(key, *reach))
                 .collect();
             for claim in old.iter().filter(|claim| !claims.contains(claim)) {
-                release(&mut self.claims, claim, key);
+                release(&mut self.claims, claim, id);
                 changed.insert(*claim);
             }
             for claim in claims.iter().filter(|claim| !old.contains(claim)) {
-                let claimants = self.claims.entry(*claim).or_default();
-                claimants.insert(key.clone(), id);
+                let claimants = self
+                    .claims
+                    .entry(*claim)
+                    .or_insert_with(|| Vec::with_capacity(1));
+                let at = claimants.partition_point(|(other, _)| other < key);
+                claimants.insert(at, (key.clone(), id));
                 changed.insert(*claim);
             }
-            record.ports.insert(key.clone(), (id, claims));
+            let key = key.clone();
+            record.ports.push(Numbered { key, id, claims });
         }
-        for (port, (id, claims)) in before {
-            gone.push(id);
-            for claim in claims {
-                release(&mut self.claims, &claim, &port);
+        for port in before {
+            gone.push(port.id);
+            for claim in port.claims {
+                release(&mut self.claims, &claim, port.id);
                 changed.insert(claim);
             }
         }
         let others = (changed.iter())
             .filter_map(|claim| self.claims.get(claim))
-            .flat_map(BTreeMap::keys)
-            .map(|port| &port.service)
+            .flatten()
+            .map(|(port, _)| &port.service)
             .filter(|other| *other != key && !done.contains_key(*other));
         self.dirty.extend(others.cloned().collect::<Vec<_>>());
     }
@@ -364,12 +392,12 @@ impl Services {
                 continue;
             };
             for Desired { key, mut service } in desired {
-                let Some((id, _)) = record.ports.get(&key) else {
+                let Some(id) = record.number(&key) else {
                     continue;
                 };
                 service.reach.retain(|reach| {
                     let claim = claim_of(&key, *reach);
-                    let first = self.claims.get(&claim).and_then(BTreeMap::first_key_value);
+                    let first = self.claims.get(&claim).and_then(|all| all.first());
                     let Some((owner, _)) = first.filter(|(_, owner)| *owner != id) else {
                         return true;
                     };
@@ -380,14 +408,14 @@ impl Services {
                     ));
                     false
                 });
-                if let Some(held) = builder.tables().services().get(*id) {
+                if let Some(held) = builder.tables().services().get(id) {
                     let mut less = (***held).clone();
                     less.reach.retain(|reach| service.reach.contains(reach));
                     if less.reach.len() < held.reach.len() {
-                        steps.push((name.clone(), *id, less, true));
+                        steps.push((name.clone(), id, less, true));
                     }
                 }
-                steps.push((name.clone(), *id, service, false));
+                steps.push((name.clone(), id, service, false));
             }
         }
         steps.sort_by_key(|(_, _, _, less)| !less);
@@ -421,7 +449,7 @@ impl Services {
     /// The ports of a Service that have a number in the tables.
     pub fn ports_of(&self, key: &ServiceKey) -> impl Iterator<Item = (&PortKey, ServiceId)> {
         let ports = self.records.get(key).map(|record| &record.ports);
-        ports.into_iter().flatten().map(|(key, (id, _))| (key, *id))
+        (ports.into_iter().flatten()).map(|port| (&port.key, port.id))
     }
 
     /// Where a port of a Service is served, chosen or not.
@@ -477,92 +505,9 @@ impl Services {
     }
 }
 
-/// Why a Service has no place in the tables; none where it has.
-#[must_use]
-pub fn not_served(service: &Service) -> Option<String> {
-    if let Some(proxy) = &service.proxy {
-        return Some(format!("proxy '{proxy}' serves it"));
-    }
-    if service.kind == ServiceType::ExternalName {
-        return Some("it is a name in DNS".into());
-    }
-    if service.headless {
-        return Some("it is headless".into());
-    }
-    (service.cluster_ips.is_empty()).then(|| "it has no clusterIP".into())
-}
-
-/// What a Service asks for in vain.
-fn faults(service: &Service, node_ports: PortRange) -> Vec<String> {
-    let name = &service.key;
-    let mut faults = Vec::new();
-    for port in service.ports.iter().filter_map(|port| port.node_port) {
-        if !(node_ports.first..=node_ports.last).contains(&port) {
-            faults.push(format!(
-                "Service {name}: nodePort {port} lies outside of services.node_port_range \
-                 {node_ports} and is not served"
-            ));
-        }
-    }
-    for ip in service.external_ips.iter().chain(&service.ingress) {
-        if !(service.cluster_ips.iter()).any(|own| own.is_ipv4() == ip.is_ipv4()) {
-            faults.push(format!(
-                "Service {name}: {ip} is not of the family of its clusterIP and is not served"
-            ));
-        }
-    }
-    faults
-}
-
-fn compile(
-    service: &Service,
-    port: &ServicePort,
-    cluster_ip: IpAddr,
-    served: &[Served],
-    node_ports: PortRange,
-) -> snapshot::Service {
-    let policy = |local| match local {
-        true => TrafficPolicy::Local,
-        false => TrafficPolicy::Cluster,
-    };
-    let ranges = service.source_ranges.iter();
-    snapshot::Service {
-        protocol: port.protocol.number(),
-        ipv4: cluster_ip.is_ipv4(),
-        reach: reach(service, port, cluster_ip, node_ports),
-        candidates: served.iter().filter_map(Served::candidate).collect(),
-        internal: policy(service.internal_local),
-        external: policy(service.external_local),
-        affinity: (service.affinity_seconds).map(|s| Duration::from_secs(s.into())),
-        source_ranges: ranges
-            .filter_map(|range| Prefix::new(range.address(), range.prefix()))
-            .collect(),
-    }
-}
-
-/// Where a port is reached. An address that is both a load balancer's and an external one is the
-/// load balancer's, whose source ranges hold.
-fn reach(
-    service: &Service,
-    port: &ServicePort,
-    cluster_ip: IpAddr,
-    node_ports: PortRange,
-) -> Vec<Reach> {
-    let mut addresses = BTreeMap::from([(cluster_ip, FrontendKind::ClusterIp)]);
-    let balanced = service.kind == ServiceType::LoadBalancer;
-    let ingress = service.ingress.iter().filter(|_| balanced);
-    let others = (ingress.map(|ip| (*ip, FrontendKind::LoadBalancer)))
-        .chain((service.external_ips.iter()).map(|ip| (*ip, FrontendKind::ExternalIp)));
-    for (ip, kind) in others.filter(|(ip, _)| ip.is_ipv4() == cluster_ip.is_ipv4()) {
-        addresses.entry(ip).or_insert(kind);
-    }
-    let node_port = port
-        .node_port
-        .filter(|port| (node_ports.first..=node_ports.last).contains(port));
-    (addresses.into_iter())
-        .map(|(ip, kind)| Reach::Address(kind, ip, port.port))
-        .chain(node_port.map(Reach::NodePort))
-        .collect()
+/// Those of one ordered list that another does not have.
+fn without<'a>(these: &'a [IpAddr], those: &'a [IpAddr]) -> impl Iterator<Item = &'a IpAddr> {
+    (these.iter()).filter(|address| those.binary_search(address).is_err())
 }
 
 fn claim_of(key: &PortKey, reach: Reach) -> Claim {
@@ -572,13 +517,9 @@ fn claim_of(key: &PortKey, reach: Reach) -> Claim {
     }
 }
 
-fn release(
-    claims: &mut BTreeMap<Claim, BTreeMap<PortKey, ServiceId>>,
-    claim: &Claim,
-    key: &PortKey,
-) {
+fn release(claims: &mut BTreeMap<Claim, Vec<(PortKey, ServiceId)>>, claim: &Claim, id: ServiceId) {
     if let Some(claimants) = claims.get_mut(claim) {
-        claimants.remove(key);
+        claimants.retain(|(_, other)| *other != id);
         if claimants.is_empty() {
             claims.remove(claim);
         }

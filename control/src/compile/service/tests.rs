@@ -1,13 +1,15 @@
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use skein_dataplane::fixtures::{endpoint, node, peer, remote};
 use skein_dataplane::ids::WorkerId;
 use skein_dataplane::service::{Affinity, Choice, Client, From, choose};
-use skein_dataplane::snapshot::Frontend;
+use skein_dataplane::snapshot::{Frontend, TrafficPolicy};
 use skein_dataplane::time::Instant;
 
 use super::*;
+use crate::state::service::{EndpointSlice, SliceEndpoint, SlicePort};
 use crate::state::{Change, Object};
 use crate::watch::manifest;
 
@@ -390,7 +392,7 @@ fn a_pod_of_the_cluster_waits_for_its_identity_and_others_do_not() {
 }
 
 #[test]
-fn nobodys_service_leads_to_an_overlay_port() {
+fn no_service_leads_to_an_overlay_port() {
     let mut world = World::new();
     let spec = "{clusterIP: 10.96.0.10, ports: [{name: u, port: 1, protocol: UDP}, \
                 {name: t, port: 1}]}";
@@ -606,65 +608,79 @@ fn the_host_routes_configured_ranges_or_the_clusters_or_each_address() {
     );
 }
 
-/// Thirty thousand Services of five endpoints: that they load, what each lookup finds, and what
-/// their tables take.
+/// Service number N of many, at 10.96.N with five endpoints of its own port.
+fn load(world: &mut World, n: u32) {
+    let [.., high, low] = n.to_be_bytes();
+    let endpoints = (1..=5).map(|pod| SliceEndpoint {
+        address: Some(IpAddr::from([10, 244, 2, pod])),
+        ready: true,
+        serving: true,
+        ..SliceEndpoint::default()
+    });
+    world.change(Change::Set(Object::Service(Service {
+        key: load_key(n),
+        cluster_ips: vec![[10, 96, high, low].into()],
+        ports: vec![ServicePort {
+            port: 80,
+            ..ServicePort::default()
+        }],
+        ..Service::default()
+    })));
+    world.change(Change::Set(Object::EndpointSlice(EndpointSlice {
+        key: load_key(n),
+        service: Some(load_key(n)),
+        ipv4: Some(true),
+        ports: vec![SlicePort {
+            port: 8080 + u16::from(low),
+            ..SlicePort::default()
+        }],
+        endpoints: endpoints.collect(),
+    })));
+}
+
+fn load_key(n: u32) -> ServiceKey {
+    ServiceKey {
+        namespace: "load".into(),
+        name: format!("s{n}"),
+    }
+}
+
+fn find(world: &World, n: u32) -> Choice {
+    let [.., high, low] = n.to_be_bytes();
+    let frontend = Frontend {
+        address: [10, 96, high, low].into(),
+        port: 80,
+        protocol: 6,
+    };
+    let client = Client {
+        address: [10, 244, 1, 1].into(),
+        port: 1,
+        from: From::Pod,
+    };
+    let hash = u64::from(n) * 7919;
+    let affinity = Affinity::with_entries(8);
+    choose(
+        &world.tables,
+        &affinity,
+        frontend,
+        client,
+        hash,
+        Instant::default(),
+    )
+}
+
+/// That they load, what each lookup finds, and what their tables take.
 #[test]
-fn thirty_thousand_services_load() {
+fn thirty_thousand_services_of_five_endpoints_load() {
     let mut world = World::new();
-    for n in 0..30_000u32 {
-        let [.., high, low] = n.to_be_bytes();
-        let name = format!("s{n}");
-        let key = ServiceKey {
-            namespace: "load".into(),
-            name: name.clone(),
-        };
-        let endpoints = (1..=5).map(|pod| crate::state::service::SliceEndpoint {
-            address: Some(IpAddr::from([10, 244, 2, pod])),
-            ready: true,
-            serving: true,
-            ..Default::default()
-        });
-        world.change(Change::Set(Object::Service(Service {
-            key: key.clone(),
-            cluster_ips: vec![[10, 96, high, low].into()],
-            ports: vec![ServicePort {
-                port: 80,
-                ..ServicePort::default()
-            }],
-            ..Service::default()
-        })));
-        world.change(Change::Set(Object::EndpointSlice(
-            crate::state::service::EndpointSlice {
-                key: key.clone(),
-                service: Some(key),
-                ipv4: Some(true),
-                ports: vec![crate::state::service::SlicePort {
-                    port: 8080 + low as u16,
-                    ..Default::default()
-                }],
-                endpoints: endpoints.collect(),
-            },
-        )));
+    for n in 0..30_000 {
+        load(&mut world, n);
     }
     assert_eq!(world.publish(), Vec::<String>::new());
     assert_eq!(world.tables.services().len(), 30_000);
-    let affinity = Affinity::with_entries(8);
-    for n in 0..30_000u32 {
-        let [.., high, low] = n.to_be_bytes();
-        let frontend = Frontend {
-            address: [10, 96, high, low].into(),
-            port: 80,
-            protocol: 6,
-        };
-        let client = Client {
-            address: [10, 244, 1, 1].into(),
-            port: 1,
-            from: From::Pod,
-        };
-        let now = Instant::default();
-        let hash = u64::from(n) * 7919;
-        match choose(&world.tables, &affinity, frontend, client, hash, now) {
-            Choice::Backend(found) => assert_eq!(found.port, 8080 + u16::from(low)),
+    for n in 0..30_000 {
+        match find(&world, n) {
+            Choice::Backend(found) => assert_eq!(found.port, 8080 + (n & 255) as u16),
             other => panic!("{n}: {other:?}"),
         }
     }
@@ -674,12 +690,8 @@ fn thirty_thousand_services_load() {
     // 2053 bytes of table, five positions, five endpoints each.
     assert!(bytes < 75_000_000, "{bytes} bytes");
     // One change costs one Service: all others are shared with the tables before.
-    let before: BTreeMap<_, _> = shares(&world.tables);
-    let key = ServiceKey {
-        namespace: "load".into(),
-        name: "s17".into(),
-    };
-    let mut slice = world.state.slice(&key).unwrap().clone();
+    let before = shares(&world.tables);
+    let mut slice = world.state.slice(&load_key(17)).unwrap().clone();
     slice.endpoints.pop();
     world.change(Change::Set(Object::EndpointSlice(slice)));
     world.publish();
