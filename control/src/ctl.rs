@@ -45,6 +45,8 @@ pub enum View {
     Identities,
     /// What network policies let pods do.
     Policies,
+    /// Where Services are reached and served.
+    Services,
     /// Why packets were dropped.
     Drops,
     /// The threads that move packets.
@@ -69,6 +71,7 @@ impl View {
             Self::Ipcache => "ipcache",
             Self::Identities => "identities",
             Self::Policies => "policies",
+            Self::Services => "services",
             Self::Drops => "drops",
             Self::Workers => "workers",
             Self::Config => "config",
@@ -162,6 +165,7 @@ fn table(view: View, document: &Value) -> Result<String, CtlError> {
         View::Ipcache => ipcache(&read(document)?),
         View::Identities => identities(&read(document)?),
         View::Policies => policies(&read(document)?),
+        View::Services => services(&read(document)?),
         View::Drops => drops(&read(document)?),
         View::Workers => workers(&read(document)?),
         View::Config => config(document),
@@ -413,6 +417,52 @@ fn policies(view: &views::Policies) -> String {
     text
 }
 
+/// A line for each backend, and one for a port or a Service without any.
+fn services(view: &views::ServicesView) -> String {
+    let mut rows = Vec::new();
+    for service in &view.services {
+        let name = format!("{}/{}", service.namespace, service.name);
+        let port = match service.port_name.as_str() {
+            "" => service.protocol.clone(),
+            port => format!("{port} {}", service.protocol),
+        };
+        let frontends: Vec<String> = (service.frontends.iter())
+            .map(|frontend| match frontend.address {
+                Some(address) => std::net::SocketAddr::new(address, frontend.port).to_string(),
+                None => format!("node:{}", frontend.port),
+            })
+            .collect();
+        let head = [name, or_dash(&port), join(&frontends)];
+        let row = |tail: [String; 3]| head.iter().cloned().chain(tail).collect::<Vec<_>>();
+        if service.backends.is_empty() {
+            let why = match service.not_served.as_str() {
+                "" => "it has no endpoints",
+                why => why,
+            };
+            rows.push(row(["-".into(), "-".into(), why.into()]));
+        }
+        for backend in &service.backends {
+            let at = std::net::SocketAddr::new(backend.address, backend.port).to_string();
+            let at = match backend.pod.as_str() {
+                "" => at,
+                pod => format!("{at} ({pod})"),
+            };
+            rows.push(row([at, backend.state.clone(), or_dash(&backend.reason)]));
+        }
+    }
+    columns(
+        &[
+            "SERVICE",
+            "PORT",
+            "REACHED AT",
+            "BACKEND",
+            "STATE",
+            "NOT SELECTED BECAUSE",
+        ],
+        &rows,
+    )
+}
+
 fn drops(view: &views::Drops) -> String {
     let happened = view.drops.iter().filter(|drop| drop.count > 0);
     let rows: Vec<_> = happened
@@ -483,6 +533,59 @@ mod tests {
 
     fn value<T: serde::Serialize>(view: &T) -> Value {
         serde_json::to_value(view).unwrap()
+    }
+
+    #[test]
+    fn services_are_a_line_for_each_backend() {
+        let web = views::ServiceView {
+            namespace: "shop".into(),
+            name: "web".into(),
+            id: 1,
+            protocol: "TCP".into(),
+            frontends: vec![
+                views::FrontendView {
+                    kind: "cluster_ip".into(),
+                    address: Some("fd96::1".parse().unwrap()),
+                    port: 80,
+                },
+                views::FrontendView {
+                    kind: "node_port".into(),
+                    address: None,
+                    port: 30080,
+                },
+            ],
+            backends: vec![views::BackendView {
+                address: "fd00::2".parse().unwrap(),
+                port: 8080,
+                pod: "shop/web0".into(),
+                node: "n2".into(),
+                zone: String::new(),
+                local: false,
+                state: "not ready".into(),
+                selected: false,
+                selected_local: false,
+                reason: "it is not ready".into(),
+            }],
+            ..views::ServiceView::default()
+        };
+        let none = views::ServiceView {
+            not_served: "it is headless".into(),
+            backends: vec![],
+            frontends: vec![],
+            protocol: String::new(),
+            name: "db".into(),
+            ..web.clone()
+        };
+        let view = value(&views::ServicesView {
+            services: vec![web, none],
+        });
+        let text = render(View::Services, &view, Output::Table).unwrap();
+        let expected = "\
+SERVICE   PORT  REACHED AT               BACKEND                     STATE      NOT SELECTED BECAUSE
+shop/web  TCP   [fd96::1]:80,node:30080  [fd00::2]:8080 (shop/web0)  not ready  it is not ready
+shop/db   -     -                        -                           -          it is headless
+";
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The host link in the node's kernel: a veth pair and the routes into it.
 //!
 //! `skein0` is the end in the node's network stack, `skein0-dp` the datapath's. Routes to all pod
-//! ranges, this node's and its peers', point into `skein0` with the path's MTU and the node's own
+//! ranges, this node's and its peers', and to the addresses of Services point into `skein0` with the path's MTU and the node's own
 //! address as source, by the gateway that pods have too, whose MAC stands in permanent neighbour
 //! entries. Routes carry a protocol number of their own, so that an agent finds those of an
 //! earlier one. Devices and routes stay when the agent stops: until the next one comes, what is
@@ -10,6 +10,7 @@
 //! Addresses are the uplinks'; `skein0` has none. The node's other routes are left alone, and a
 //! route of somebody else to the same range is reported and stays.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
 
@@ -65,8 +66,8 @@ pub struct Wanted {
     pub mtu: u32,
 }
 
-/// The routes that follow from the published tables and this node's own ranges; `own_mtu` is that
-/// of its pods, in bytes. None to a range of a family that the node has no address of.
+/// The routes that follow from the published tables and this node's own ranges, of pods and of
+/// Services; `own_mtu` is that of its pods, in bytes. None to a range of a family that the node has no address of.
 #[must_use]
 pub fn routes(tables: &Snapshot, own_ranges: &[Cidr], own_mtu: u32) -> Vec<Wanted> {
     let source = |ipv4: bool| {
@@ -255,17 +256,21 @@ impl HostKernel {
         let wanted = desired(device, wanted);
         let mut faults = Vec::new();
         let is_ours = |route: &&Route| route.protocol == ROUTE_PROTOCOL;
-        for stale in all.iter().filter(is_ours) {
-            if !wanted.iter().any(|route| same_place(route, stale)) {
-                match self.netlink.delete_route(stale) {
-                    Err(error) if !error.is_missing() => faults.push(error.to_string()),
-                    _ => {}
-                }
+        // By place, since each ClusterIP may be a route.
+        let places: BTreeSet<_> = wanted.iter().map(place).collect();
+        let mut held: BTreeMap<_, &Route> = BTreeMap::new();
+        for route in all.iter().filter(is_ours) {
+            if places.contains(&place(route)) {
+                held.entry(place(route)).or_insert(route);
+                continue;
+            }
+            match self.netlink.delete_route(route) {
+                Err(error) if !error.is_missing() => faults.push(error.to_string()),
+                _ => {}
             }
         }
         for route in &wanted {
-            let there = all.iter().filter(is_ours);
-            let done = match there.into_iter().find(|held| same_place(route, held)) {
+            let done = match held.get(&place(route)) {
                 Some(held) if same(route, held) => continue,
                 Some(_) => self.netlink.replace_route(route),
                 None => self.netlink.add_route(route),
@@ -312,15 +317,14 @@ fn desired(device: &HostDevice, wanted: &[Wanted]) -> Vec<Route> {
     routes
 }
 
-/// Whether one replaces the other.
-fn same_place(one: &Route, other: &Route) -> bool {
-    (one.destination, one.prefix_len, one.ifindex, one.table)
-        == (
-            other.destination,
-            other.prefix_len,
-            other.ifindex,
-            other.table,
-        )
+/// Two routes of one place replace each other.
+fn place(route: &Route) -> (IpAddr, u8, u32, u32) {
+    (
+        route.destination,
+        route.prefix_len,
+        route.ifindex,
+        route.table,
+    )
 }
 
 /// Whether nothing that we set differs; the kernel adds what we leave to it.

@@ -76,7 +76,11 @@ impl PodIdentities {
                 ObjectKey::Namespace(name) => {
                     pods.extend(state.pods_in(name).map(|pod| pod.key.clone()));
                 }
-                ObjectKey::Node(_) | ObjectKey::NetworkPolicy(_) => {}
+                ObjectKey::Node(_)
+                | ObjectKey::NetworkPolicy(_)
+                | ObjectKey::Service(_)
+                | ObjectKey::EndpointSlice(_)
+                | ObjectKey::ServiceCidr(_) => {}
             }
         }
         for key in pods {

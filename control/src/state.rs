@@ -3,6 +3,8 @@
 //! Objects come in as [`Change`]s from a source, endpoints from the CNI socket. Everything else
 //! is computed from here. Deliberately absent: locks, clocks, and anything that could fail.
 
+pub mod service;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -11,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use skein_cni::agent::{Attachment, PodRef};
 use skein_dataplane::snapshot::PortProtocol;
 
+use self::service::{EndpointSlice, Service, ServiceCidr, ServiceKey};
 use crate::cidr::Cidr;
 use crate::mac::MacAddr;
 use crate::policy::{NetworkPolicy, PolicyKey};
@@ -29,6 +32,8 @@ pub struct Node {
     pub pod_cidrs: Vec<Cidr>,
     /// Addresses of type `InternalIP`
     pub internal_ips: Vec<IpAddr>,
+    /// Label `topology.kubernetes.io/zone`; empty where it is left out
+    pub zone: String,
 }
 
 /// A namespace.
@@ -150,6 +155,12 @@ pub enum Object {
     Pod(Pod),
     /// A network policy.
     NetworkPolicy(NetworkPolicy),
+    /// A Service.
+    Service(Service),
+    /// Endpoints of a Service.
+    EndpointSlice(EndpointSlice),
+    /// Ranges of Service addresses.
+    ServiceCidr(ServiceCidr),
 }
 
 /// What tells objects apart.
@@ -163,6 +174,12 @@ pub enum ObjectKey {
     Pod(PodKey),
     /// A network policy's namespace and name.
     NetworkPolicy(PolicyKey),
+    /// A Service's namespace and name.
+    Service(ServiceKey),
+    /// An EndpointSlice's namespace and name.
+    EndpointSlice(ServiceKey),
+    /// A ServiceCIDR's name.
+    ServiceCidr(String),
 }
 
 impl fmt::Display for ObjectKey {
@@ -172,6 +189,9 @@ impl fmt::Display for ObjectKey {
             Self::Namespace(name) => write!(f, "Namespace {name}"),
             Self::Pod(key) => write!(f, "Pod {key}"),
             Self::NetworkPolicy(key) => write!(f, "NetworkPolicy {key}"),
+            Self::Service(key) => write!(f, "Service {key}"),
+            Self::EndpointSlice(key) => write!(f, "EndpointSlice {key}"),
+            Self::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
         }
     }
 }
@@ -185,6 +205,9 @@ impl Object {
             Self::Namespace(namespace) => ObjectKey::Namespace(namespace.name.clone()),
             Self::Pod(pod) => ObjectKey::Pod(pod.key.clone()),
             Self::NetworkPolicy(policy) => ObjectKey::NetworkPolicy(policy.key.clone()),
+            Self::Service(service) => ObjectKey::Service(service.key.clone()),
+            Self::EndpointSlice(slice) => ObjectKey::EndpointSlice(slice.key.clone()),
+            Self::ServiceCidr(range) => ObjectKey::ServiceCidr(range.name.clone()),
         }
     }
 }
@@ -205,6 +228,9 @@ pub struct ClusterState {
     namespaces: BTreeMap<String, Namespace>,
     pods: BTreeMap<PodKey, Pod>,
     policies: BTreeMap<PolicyKey, NetworkPolicy>,
+    services: BTreeMap<ServiceKey, Service>,
+    slices: BTreeMap<ServiceKey, EndpointSlice>,
+    service_cidrs: BTreeMap<String, ServiceCidr>,
     endpoints: BTreeMap<Attachment, Endpoint>,
 }
 
@@ -227,11 +253,24 @@ impl ClusterState {
             Change::Set(Object::Pod(pod)) => set(&mut self.pods, pod.key.clone(), pod),
             Change::Set(Object::NetworkPolicy(policy)) => {
                 set(&mut self.policies, policy.key.clone(), policy)
+            Change::Set(Object::Service(service)) => {
+                set(&mut self.services, service.key.clone(), service)
+            }
+            Change::Set(Object::EndpointSlice(slice)) => {
+                set(&mut self.slices, slice.key.clone(), slice)
+            }
+            Change::Set(Object::ServiceCidr(range)) => {
+                set(&mut self.service_cidrs, range.name.clone(), range)
             }
             Change::Remove(ObjectKey::Node(name)) => self.nodes.remove(&name).is_some(),
             Change::Remove(ObjectKey::Namespace(name)) => self.namespaces.remove(&name).is_some(),
             Change::Remove(ObjectKey::Pod(key)) => self.pods.remove(&key).is_some(),
             Change::Remove(ObjectKey::NetworkPolicy(key)) => self.policies.remove(&key).is_some(),
+            Change::Remove(ObjectKey::Service(key)) => self.services.remove(&key).is_some(),
+            Change::Remove(ObjectKey::EndpointSlice(key)) => self.slices.remove(&key).is_some(),
+            Change::Remove(ObjectKey::ServiceCidr(name)) => {
+                self.service_cidrs.remove(&name).is_some()
+            }
         }
     }
 
@@ -298,6 +337,26 @@ impl ClusterState {
     #[must_use]
     pub fn policy(&self, key: &PolicyKey) -> Option<&NetworkPolicy> {
         self.policies.get(key)
+    /// A Service.
+    #[must_use]
+    pub fn service(&self, key: &ServiceKey) -> Option<&Service> {
+        self.services.get(key)
+    }
+
+    /// All Services, by namespace and name.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    /// An EndpointSlice.
+    #[must_use]
+    pub fn slice(&self, key: &ServiceKey) -> Option<&EndpointSlice> {
+        self.slices.get(key)
+    }
+
+    /// All ServiceCIDRs, by name.
+    pub fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCidr> {
+        self.service_cidrs.values()
     }
 
     /// An endpoint.

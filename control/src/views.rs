@@ -7,6 +7,7 @@
 //! | `ipcache` | [`Ipcache`] |
 //! | `identities` | [`Identities`] |
 //! | `policies` | [`Policies`] |
+//! | `services` | [`Services`] |
 //! | `drops` | [`Drops`] |
 //! | `workers` | [`Workers`] |
 //! | `config` | [`Config`](crate::config::Config): `section`, `key` as in the file |
@@ -257,6 +258,80 @@ pub struct PolicyNote {
     pub policy: String,
     /// What about it.
     pub note: String,
+/// View `services`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServicesView {
+    /// Ports of Services, each in each address family; Services that are not served, once.
+    pub services: Vec<ServiceView>,
+}
+
+/// A port of a Service in an address family.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServiceView {
+    /// The Service's namespace.
+    pub namespace: String,
+    /// The Service's name.
+    pub name: String,
+    /// Why the Service is not served; empty where it is, and the rest then says how.
+    pub not_served: String,
+    /// Its number in the tables; 0: it has none.
+    pub id: u32,
+    /// The port's name; empty for one without.
+    pub port_name: String,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// `ipv4` or `ipv6`.
+    pub family: String,
+    /// Where it is reached.
+    pub frontends: Vec<FrontendView>,
+    /// `Cluster` or `Local`, for clients within the cluster.
+    pub internal_policy: String,
+    /// `Cluster` or `Local`, for clients from outside.
+    pub external_policy: String,
+    /// How long a client stays with its backend, in seconds; 0: it does not.
+    pub affinity_seconds: u32,
+    /// Who may use the load balancer's addresses; empty: everybody.
+    pub source_ranges: Vec<String>,
+    /// Where it is served.
+    pub backends: Vec<BackendView>,
+    /// What is wrong with the Service.
+    pub faults: Vec<String>,
+}
+
+/// Where a Service is reached.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FrontendView {
+    /// `cluster_ip`, `node_port`, `load_balancer` or `external_ip`.
+    pub kind: String,
+    /// The address; none for a port of each of the node's own.
+    pub address: Option<IpAddr>,
+    /// The port.
+    pub port: u16,
+}
+
+/// Where a Service is served.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BackendView {
+    /// The address.
+    pub address: IpAddr,
+    /// The port.
+    pub port: u16,
+    /// The pod as `namespace/name`; empty where the endpoint names none.
+    pub pod: String,
+    /// Its node; empty where the endpoint names none.
+    pub node: String,
+    /// Its zone; empty where the endpoint names none.
+    pub zone: String,
+    /// Whether it is on this node.
+    pub local: bool,
+    /// `ready`, `not ready`, `terminating` (and serving), or `ended`.
+    pub state: String,
+    /// Whether new connections may go there under policy Cluster.
+    pub selected: bool,
+    /// Whether new connections may go there under policy Local.
+    pub selected_local: bool,
+    /// Why it is not selected under policy Cluster; empty where it is.
+    pub reason: String,
 }
 
 /// View `drops`.
@@ -337,7 +412,11 @@ mod tests {
     use super::*;
 
     fn keys<T: Serialize + Default>() -> String {
-        let serde_json::Value::Object(map) = serde_json::to_value(T::default()).unwrap() else {
+        keys_of(&T::default())
+    }
+
+    fn keys_of<T: Serialize>(view: &T) -> String {
+        let serde_json::Value::Object(map) = serde_json::to_value(view).unwrap() else {
             panic!("a view is an object");
         };
         let keys: Vec<_> = map.keys().map(String::as_str).collect();
@@ -370,6 +449,28 @@ mod tests {
             ),
             (keys::<IpcacheEntry>(), "identity kind node prefix tunnel"),
             (keys::<IdentityView>(), "identity labels name pods"),
+            (keys::<ServicesView>(), "services"),
+            (
+                keys::<ServiceView>(),
+                "affinity_seconds backends external_policy family faults frontends id \
+                 internal_policy name namespace not_served port_name protocol source_ranges",
+            ),
+            (keys::<FrontendView>(), "address kind port"),
+            (
+                keys_of(&BackendView {
+                    address: IpAddr::from([10, 0, 0, 1]),
+                    port: 0,
+                    pod: String::new(),
+                    node: String::new(),
+                    zone: String::new(),
+                    local: false,
+                    state: String::new(),
+                    selected: false,
+                    selected_local: false,
+                    reason: String::new(),
+                }),
+                "address local node pod port reason selected selected_local state zone",
+            ),
             (keys::<DropView>(), "count explanation reason"),
             (
                 keys::<WorkerView>(),

@@ -55,7 +55,11 @@ impl Agent {
             return;
         };
         let device = open.device;
-        let wanted = host::routes(self.datapath.tables(), &own.pod_cidrs, mtu);
+        // Services are reached as this node's own pods are.
+        let configured = &self.config.services.ranges;
+        let mut ranges = own.pod_cidrs.clone();
+        ranges.extend(self.services.ranges(&self.state, configured));
+        let wanted = host::routes(self.datapath.tables(), &ranges, mtu);
         if self.routes.as_ref() == Some(&wanted) {
             return;
         }

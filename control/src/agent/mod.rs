@@ -16,6 +16,7 @@ mod cni;
 mod host;
 mod kernel;
 mod report;
+mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -33,6 +34,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::cni_server::{Backend, ConnectionId};
 use crate::compile::policy::Policies;
+use crate::compile::service::Services;
 use crate::compile::{Compiled, Inputs, UplinkLink, compile, compile_endpoints};
 use crate::config::Config;
 use crate::endpoint::Endpoints;
@@ -167,6 +169,7 @@ pub struct Agent {
     endpoints: Endpoints,
     identities: PodIdentities,
     policies: Policies,
+    services: Services,
     datapath: Datapath,
     netlink: Netlink,
     host: HostKernel,
@@ -223,6 +226,8 @@ impl Agent {
             .disable
             .iter()
             .any(|name| name == managed);
+        let services = &parts.config.services;
+        let node = &parts.config.node.name;
         Self {
             underlay: Underlay::new(&parts.config.uplink.interfaces, managed),
             masquerade: Masquerade {
@@ -231,6 +236,7 @@ impl Agent {
                     .filter_map(|range| Prefix::new(range.address(), range.prefix()))
                     .collect(),
             },
+            services: Services::new(services.enabled, node, services.node_port_range),
             config: parts.config,
             started: now,
             state: ClusterState::default(),
@@ -459,6 +465,7 @@ impl Agent {
         }
         self.identities.update(&self.state, &keys, Instant::now());
         self.update_policies(&keys);
+        self.services.update(&self.state, &keys);
         if keys.iter().any(|key| matches!(key, ObjectKey::Node(_))) {
             self.nodes_changed();
         }
@@ -539,8 +546,18 @@ impl Agent {
             }
         }
         self.faults.tables.clone_from(&compiled.faults);
+        let compiled = self.with_services(compiled);
         self.hand_over(compiled);
         self.route_host();
+    }
+
+    fn with_services(&mut self, compiled: Compiled) -> Compiled {
+        self.services.moved(&compiled.moved);
+        let (tables, faults) = self.services.apply(&self.state, compiled.tables);
+        for fault in faults {
+            tracing::warn!("{fault}");
+        }
+        Compiled { tables, ..compiled }
     }
 
     /// The same for this node's endpoints alone, since somebody waits for them.
@@ -548,6 +565,12 @@ impl Agent {
         let compiled = self.compile(compile_endpoints);
         // A contradiction may be of this endpoint's making, or end with it.
         if !compiled.faults.is_empty() || !self.faults.tables.is_empty() {
+            self.changed();
+        }
+        // Services are judged against whole tables alone: in these, a node that was just heard of
+        // has no range yet, and its pods would seem to be outside of the cluster.
+        self.services.moved(&compiled.moved);
+        if self.services.is_stale() {
             self.changed();
         }
         self.hand_over(compiled);

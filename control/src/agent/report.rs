@@ -27,6 +27,7 @@ impl Agent {
             "ipcache" => document(&self.ipcache()),
             "identities" => document(&self.identities_view()),
             "policies" => document(&self.policies_view()),
+            "services" => document(&self.services_view()),
             "drops" => document(&self.drops()),
             "workers" => document(&self.workers()),
             "config" => document(&self.config),
@@ -68,6 +69,7 @@ impl Agent {
         faults.extend(self.faults.kernel.iter().cloned());
         faults.extend(self.faults.host.iter().cloned());
         faults.extend(self.faults.routes.iter().cloned());
+        faults.extend(self.services.faults().cloned());
         faults.extend(self.identities.faults());
         faults.extend(self.endpoints.damaged().iter().cloned());
         for peer in self.peers_view() {
@@ -97,6 +99,13 @@ impl Agent {
             (
                 "skein_peers",
                 ("Other nodes", count(self.peers_known().count())),
+            ),
+            (
+                "skein_services",
+                (
+                    "Ports of Services that are served, in each address family",
+                    count(self.datapath.tables().services().len()),
+                ),
             ),
             (
                 "skein_documents_refused",

@@ -49,6 +49,8 @@ enum Command {
     Identities,
     /// What network policies let the pods of this node do.
     Policies,
+    /// Services: where they are reached, who serves them, who is not selected and why.
+    Services,
     /// Why packets were dropped.
     Drops,
     /// The threads that move packets.
@@ -161,6 +163,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Ipcache => View::Ipcache,
         Command::Identities => View::Identities,
         Command::Policies => View::Policies,
+        Command::Services => View::Services,
         Command::Drops => View::Drops,
         Command::Workers => View::Workers,
         Command::Config => View::Config,

@@ -8,6 +8,7 @@
 mod endpoint;
 pub mod policy;
 mod route;
+pub mod service;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -97,6 +98,8 @@ pub struct Compiled {
     pub faults: Vec<String>,
     /// Endpoints that the tables hold with the identity of their very pod.
     pub complete: Vec<Attachment>,
+    /// Addresses of pods that the tables have gained or lost; Services may wait for them.
+    pub moved: Vec<IpAddr>,
 }
 
 /// What the tables shall hold.
@@ -159,6 +162,7 @@ fn finish(
     faults: Vec<String>,
     mut complete: Vec<Attachment>,
 ) -> Compiled {
+    let moved = builder.moved().to_vec();
     let tables = builder.finish();
     complete.retain(|attachment| {
         let placed = inputs.placed.get(attachment);
@@ -171,6 +175,7 @@ fn finish(
         tables,
         faults,
         complete,
+        moved,
     }
 }
 

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::objects::{NamespaceManifest, NodeManifest, PodManifest};
 use super::policy::PolicyManifest;
+use super::service::{EndpointSliceManifest, ServiceCidrManifest, ServiceManifest};
 use crate::state::Object;
 
 /// A document that is refused: its line in the text, counted from one, and the reason.
@@ -35,7 +36,6 @@ const PASSED_OVER: &[(&str, &[&str])] = &[
             "ReplicationController",
             "ResourceQuota",
             "Secret",
-            "Service",
             "ServiceAccount",
         ],
     ),
@@ -53,10 +53,10 @@ const PASSED_OVER: &[(&str, &[&str])] = &[
     ("autoscaling/v1", &["HorizontalPodAutoscaler"]),
     ("autoscaling/v2", &["HorizontalPodAutoscaler"]),
     ("policy/v1", &["PodDisruptionBudget"]),
-    ("discovery.k8s.io/v1", &["EndpointSlice"]),
     (
         "networking.k8s.io/v1",
         &["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"],
+        &["Ingress", "IngressClass", "IPAddress", "NetworkPolicy"],
     ),
     ("coordination.k8s.io/v1", &["Lease"]),
     ("scheduling.k8s.io/v1", &["PriorityClass"]),
@@ -266,6 +266,12 @@ fn object<R: Read>(api_version: &str, kind: &str, source: R) -> Result<Option<Ob
         ("v1", "Pod") => Object::Pod(source.read::<PodManifest>()?.check()?),
         ("networking.k8s.io/v1", "NetworkPolicy") => {
             Object::NetworkPolicy(source.read::<PolicyManifest>()?.check()?)
+        ("v1", "Service") => Object::Service(source.read::<ServiceManifest>()?.check()?),
+        ("discovery.k8s.io/v1", "EndpointSlice") => {
+            Object::EndpointSlice(source.read::<EndpointSliceManifest>()?.check()?)
+        }
+        ("networking.k8s.io/v1", "ServiceCIDR") => {
+            Object::ServiceCidr(source.read::<ServiceCidrManifest>()?.check()?)
         }
         _ => {
             let known = |(version, kinds): &(&str, &[&str])| {
@@ -371,6 +377,115 @@ spec:
         assert_eq!(pod.named_ports, expected.into());
         let bad = text.replace("protocol: UDP", "protocol: GRE");
         assert!(parse(&bad).unwrap_err()[0].reason.contains("'GRE'"));
+    }
+
+    #[test]
+    fn services_are_read_with_the_apis_defaults() {
+        let Object::Service(service) = one("\
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.10
+  sessionAffinity: ClientIP
+  ports: [{port: 80, targetPort: http}]
+")
+        else {
+            panic!("no service")
+        };
+        assert_eq!(service.key.to_string(), "default/web");
+        assert_eq!(service.affinity_seconds, Some(10_800));
+        assert!(!service.internal_local && !service.external_local && !service.headless);
+        assert_eq!(service.ports[0].protocol.number(), 6);
+        let Object::EndpointSlice(slice) = one("\
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}, {name: all}]
+endpoints:
+- addresses: [10.1.0.5]
+  targetRef: {kind: Pod, name: web}
+- {addresses: [10.1.0.6], conditions: {ready: false, terminating: true}}
+")
+        else {
+            panic!("no slice")
+        };
+        assert_eq!(slice.service.unwrap().to_string(), "shop/web");
+        assert_eq!(slice.ports.len(), 1);
+        let conditions: Vec<_> = (slice.endpoints.iter())
+            .map(|one| (one.ready, one.serving, one.terminating))
+            .collect();
+        assert_eq!(conditions, [(true, true, false), (false, false, true)]);
+        let pod = slice.endpoints[0].pod.as_ref().unwrap();
+        assert_eq!(pod.to_string(), "shop/web");
+    }
+
+    #[test]
+    fn what_no_service_can_be_is_a_fault_with_its_reason() {
+        let spec = |spec: &str| {
+            format!("apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {spec}\n")
+        };
+        let slice = |rest: &str| {
+            format!(
+                "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: a}}\n{rest}\n"
+            )
+        };
+        let cases = [
+            (spec("{type: Cluster}"), "spec.type: 'Cluster' is none of"),
+            (spec("{clusterIP: x}"), "'x' is no IP address"),
+            (
+                spec("{clusterIPs: [10.0.0.1, 10.0.0.2]}"),
+                "one address of each family",
+            ),
+            (spec("{ports: [{port: 0}]}"), "0 is no port"),
+            (spec("{ports: [{port: 65536}]}"), ""),
+            (spec("{ports: [{port: 1}, {port: 2}]}"), "needs a name"),
+            (
+                spec("{ports: [{name: a, port: 1}, {name: b, port: 1}]}"),
+                "TCP 1 stands twice",
+            ),
+            (
+                spec("{ports: [{port: 1, protocol: tcp}]}"),
+                "'tcp' is none of TCP, UDP, SCTP",
+            ),
+            (spec("{sessionAffinity: Client}"), "none of None, ClientIP"),
+            (
+                spec(
+                    "{sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}}",
+                ),
+                "0 is not between 1 and 86400",
+            ),
+            (
+                spec("{externalTrafficPolicy: local}"),
+                "none of Cluster, Local",
+            ),
+            (
+                spec("{loadBalancerSourceRanges: [10.0.0.0]}"),
+                "no range of addresses",
+            ),
+            (spec("{trafficDistribution: Near}"), "none of PreferClose"),
+            (slice("addressType: IPv5"), "addressType: 'IPv5'"),
+            (slice("ports: []"), "addressType"),
+            (
+                slice("addressType: IPv4\nendpoints: [{addresses: ['fd00::1']}]"),
+                "not of the addressType",
+            ),
+            (
+                slice("addressType: IPv4\nendpoints: [{addresses: []}]"),
+                "without an address",
+            ),
+            (
+                "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: a}\n\
+                 spec: {cidrs: [10.96.0.1/16]}\n"
+                    .into(),
+                "10.96.0.0/16",
+            ),
+        ];
+        for (text, reason) in cases {
+            let faults = parse(&text).unwrap_err();
+            assert!(faults[0].reason.contains(reason), "{text}: {faults:?}");
+        }
     }
 
     #[test]

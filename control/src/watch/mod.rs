@@ -4,6 +4,7 @@ pub mod directory;
 pub mod manifest;
 mod objects;
 mod policy;
+mod service;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -19,7 +19,7 @@ pub(super) struct Metadata {
     name: String,
     namespace: Option<String>,
     uid: String,
-    labels: Option<Labels>,
+    pub(super) labels: Option<Labels>,
     annotations: Option<Labels>,
 }
 
@@ -105,8 +105,12 @@ impl NodeManifest {
         .filter(|address| address.r#type == "InternalIP")
         .map(|address| ip("status.addresses", &address.address))
         .collect::<Result<_, _>>()?;
+        let zone = (self.metadata.labels)
+            .and_then(|mut labels| labels.remove("topology.kubernetes.io/zone"))
+            .unwrap_or_default();
         Ok(Node {
             name,
+            zone,
             annotations: self.metadata.annotations.unwrap_or_default(),
             pod_cidrs,
             internal_ips,
@@ -238,7 +242,7 @@ impl PodManifest {
     }
 }
 
-fn ip(field: &str, text: &str) -> Result<IpAddr, String> {
+pub(super) fn ip(field: &str, text: &str) -> Result<IpAddr, String> {
     text.parse()
         .map_err(|_| format!("{field}: '{text}' is no IP address"))
 }

@@ -61,6 +61,7 @@ pub enum BuildError {
 #[derive(Debug)]
 pub struct SnapshotBuilder {
     pub(super) next: Snapshot,
+    moved: Vec<IpAddr>,
 }
 
 impl SnapshotBuilder {
@@ -69,7 +70,22 @@ impl SnapshotBuilder {
     pub fn new(last: &Snapshot) -> Self {
         let mut next = last.clone();
         next.generation = last.generation.next();
-        Self { next }
+        Self::continuing(next)
+    }
+
+    /// Goes on with a publication that nobody has seen yet.
+    #[must_use]
+    pub fn continuing(unpublished: Snapshot) -> Self {
+        Self {
+            next: unpublished,
+            moved: Vec::new(),
+        }
+    }
+
+    /// Addresses of pods, here or elsewhere, that the tables have gained or lost in the making.
+    #[must_use]
+    pub fn moved(&self) -> &[IpAddr] {
+        &self.moved
     }
 
     /// The next publication.
@@ -192,10 +208,12 @@ impl SnapshotBuilder {
             }
             for address in &before.addresses {
                 self.next.local.remove(address);
+                self.moved.push(*address);
             }
         }
         for &address in &endpoint.addresses {
             self.next.local.insert(address, id);
+            self.moved.push(address);
             // Flows that led elsewhere until now must notice.
             match self.next.peer_of(address) {
                 Some(peer) => self.bump_peer(peer),
@@ -220,6 +238,7 @@ impl SnapshotBuilder {
         };
         for address in &endpoint.addresses {
             self.next.local.remove(address);
+            self.moved.push(*address);
         }
         self.next.links[endpoint.link.0 as usize] = None;
         self.next.policies.remove(&id);
@@ -322,6 +341,9 @@ impl SnapshotBuilder {
             let owner = format!("endpoint {}", owner.0);
             return Err(BuildError::AddressTaken { address, owner });
         }
+        if before.is_none() {
+            self.moved.push(address);
+        }
         // Flows that its range led elsewhere until now must notice, and so must those to and from
         // addresses without a pod; all others go on undisturbed.
         if before.is_none() {
@@ -341,6 +363,7 @@ impl SnapshotBuilder {
     /// Removes a pod on another node; does nothing when it is not there.
     pub fn remove_remote_pod(&mut self, address: IpAddr) {
         if let Some(pod) = self.next.remote.remove(&address) {
+            self.moved.push(address);
             self.next.epochs.release(pod.epoch);
         }
     }
