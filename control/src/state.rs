@@ -129,6 +129,9 @@ pub struct Endpoint {
     pub device_mtu: u32,
     /// MTU of the pod's routes, in bytes
     pub route_mtu: u32,
+    /// Whether the pod's kernel computes checksums itself
+    #[serde(default)]
+    pub full_checksums: bool,
     /// Queues of the veth
     pub queues: u32,
     /// Index of the host end; `None` between the halves of an ADD
