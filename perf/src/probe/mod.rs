@@ -7,6 +7,7 @@
 pub mod http;
 pub mod peer;
 pub mod rr;
+pub mod sizes;
 pub mod sweep;
 pub mod tcp;
 pub mod udp;
@@ -87,6 +88,8 @@ pub enum Probe {
         #[arg(long, default_value_t = 10.0)]
         seconds: f64,
     },
+    /// Send a packet of each size to an echo, and say what became of it.
+    Sizes(sizes::Options),
     /// Tell a TCP client, then every UDP client, the address that it is seen by.
     TellPeer,
     /// Ask for the address that this end is seen by.
@@ -127,6 +130,7 @@ pub fn run(probe: Probe) -> Result<()> {
             print(&rr::run(to, duration(seconds)?, duration(pause)?)?)
         }
         Probe::Sweep { targets, seconds } => print(&sweep::run(&targets, duration(seconds)?)?),
+        Probe::Sizes(options) => print(&sizes::run(&options)?),
         Probe::TellPeer => peer::tell(),
         Probe::AskPeer { to } => print(&peer::ask(to)?),
         Probe::HttpGet { to, page } => http::get(to, &page).map(|body| print!("{body}")),
