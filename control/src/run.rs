@@ -23,6 +23,7 @@ use crate::netlink::{self, Netlink};
 use crate::observe::{self, Counters, Shared};
 use crate::open::{Opener, XdpOpener};
 use crate::pods::PodIdentities;
+use crate::unmanaged;
 use crate::watch::directory::DirectorySource;
 use crate::workers::{CHUNKS, Datapath};
 
@@ -95,6 +96,8 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
     let allocator = Allocator::new(&config.cluster.directory).map_err(said)?;
     let endpoints = Endpoints::open(&config.state.directory).map_err(said)?;
 
+    leave_devices_alone(&config.state.directory);
+
     let store = FrameStore::new(CHUNKS).map_err(said)?;
     let opener = opener(&config, &store)?;
     let datapath = Datapath::start(&config, store, opener)?;
@@ -154,6 +157,23 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
             "frames: {free} of {total}: {} were lost; please report this with the log",
             total.abs_diff(free)
         )))
+    }
+}
+
+/// Asks the host's network managers to, whose folders are beside the state directory's: `/run`.
+/// An agent works without.
+fn leave_devices_alone(state_directory: &Path) {
+    let Some(run) = state_directory.parent() else {
+        return;
+    };
+    match unmanaged::mark(run) {
+        Ok(written) => {
+            for file in written {
+                let file = file.display();
+                tracing::info!(%file, "the network manager leaves our devices alone once it reloads");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "network managers may touch our devices"),
     }
 }
 

@@ -151,6 +151,7 @@ struct Faults {
     kernel: Option<String>,
     host: Option<String>,
     routes: Vec<String>,
+    leftovers: Vec<String>,
 }
 
 /// The agent.

@@ -65,6 +65,7 @@ impl Agent {
         faults.extend(self.faults.kernel.iter().cloned());
         faults.extend(self.faults.host.iter().cloned());
         faults.extend(self.faults.routes.iter().cloned());
+        faults.extend(self.faults.leftovers.iter().cloned());
         faults.extend(self.identities.faults());
         faults.extend(self.endpoints.damaged().iter().cloned());
         for peer in self.peers_view() {
