@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(mark(run.path()).unwrap(), [] as [PathBuf; 0]);
         fs::create_dir(run.path().join("systemd")).unwrap();
         let networkd = run.path().join("systemd/network/00-skein.network");
-        assert_eq!(mark(run.path()).unwrap(), [networkd.clone()]);
+        assert_eq!(mark(run.path()).unwrap(), std::slice::from_ref(&networkd));
         let text = fs::read_to_string(&networkd).unwrap();
         assert!(
             text.contains("Name=sk????????????? skein0 skein0-dp\n"),

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::bins;
 use crate::cmd::{Cmd, Running};
 use crate::pod::Netns;
+use crate::probe::SILENCE;
 use crate::probe::peer::Seen;
 use crate::probe::rr::Latency;
 use crate::probe::sizes::Run;
@@ -223,10 +224,26 @@ pub struct Session {
 /// # Errors
 /// If a probe cannot start.
 pub fn session(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Session> {
-    let (mut server, port) = serve(to, None, &["tcp-rr-serve"])?;
+    session_over_gaps(from, to, ip, SILENCE)
+}
+
+/// Opens a connection that lasts, also while nothing comes through for as long as `silence`.
+///
+/// # Errors
+/// If a probe cannot start.
+pub fn session_over_gaps(
+    from: &Netns,
+    to: &Netns,
+    ip: IpAddr,
+    silence: Duration,
+) -> Result<Session> {
+    let silence = ["--silence".to_owned(), silence.as_secs_f64().to_string()];
+    let serving = ["tcp-rr-serve", &silence[0], &silence[1]];
+    let (mut server, port) = serve(to, None, &serving)?;
     let client = probe(from, None)?
         .args(["tcp-rr", &address(ip, port)])
         .args(["--seconds", "1000000", "--pause", "0.01"])
+        .args(&silence)
         .spawn()?;
     server.expect_line("connected", LISTEN)?;
     Ok(Session {

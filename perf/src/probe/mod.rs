@@ -68,7 +68,11 @@ pub enum Probe {
         seconds: f64,
     },
     /// Answer one-byte requests over TCP.
-    TcpRrServe,
+    TcpRrServe {
+        /// Seconds without a request after which the connection counts as dead.
+        #[arg(long, default_value_t = SILENCE.as_secs_f64())]
+        silence: f64,
+    },
     /// Send one-byte requests over TCP, one at a time, and measure each answer.
     TcpRr {
         /// The server.
@@ -79,6 +83,9 @@ pub enum Probe {
         /// Seconds between requests.
         #[arg(long, default_value_t = 0.0)]
         pause: f64,
+        /// Seconds without an answer after which the connection counts as dead.
+        #[arg(long, default_value_t = SILENCE.as_secs_f64())]
+        silence: f64,
     },
     /// Ping many addresses, each until it answers.
     Sweep {
@@ -125,9 +132,15 @@ pub fn run(probe: Probe) -> Result<()> {
         Probe::UdpSend { to, sizes, count } => print(&udp::send(to, &sizes, count)?),
         Probe::UdpSink => print(&udp::sink()?),
         Probe::UdpBlast { to, size, seconds } => print(&udp::blast(to, size, duration(seconds)?)?),
-        Probe::TcpRrServe => rr::serve(),
-        Probe::TcpRr { to, seconds, pause } => {
-            print(&rr::run(to, duration(seconds)?, duration(pause)?)?)
+        Probe::TcpRrServe { silence } => rr::serve(duration(silence)?),
+        Probe::TcpRr {
+            to,
+            seconds,
+            pause,
+            silence,
+        } => {
+            let (time, pause) = (duration(seconds)?, duration(pause)?);
+            print(&rr::run(to, time, pause, duration(silence)?)?)
         }
         Probe::Sweep { targets, seconds } => print(&sweep::run(&targets, duration(seconds)?)?),
         Probe::Sizes(options) => print(&sizes::run(&options)?),
