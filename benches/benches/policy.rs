@@ -175,6 +175,7 @@ fn endpoint(number: u32) -> Endpoint {
         device_mtu: 1450,
         route_mtu: 1450,
         queues: 1,
+        full_checksums: false,
         ifindex: Some(number),
     }
 }

@@ -51,6 +51,13 @@ pub(crate) const DISABLE_FEATURES: &[&str] = &[
     "tx-checksum-sctp",
 ];
 
+/// The offload that leaves a packet's checksum to the interface: veth has no other.
+const CHECKSUM_FEATURE: &str = "tx-checksum-ip-generic";
+
+/// The device MTU that lets every IP packet cross in one piece, in bytes. What a pod sends by
+/// itself is as large as its routes say, which is the path's MTU.
+const LARGE_MTU: u32 = 65_535;
+
 /// An error of the agent, with its CNI code.
 #[must_use]
 pub fn agent_error(code: u32, msg: impl Into<String>, details: impl Into<String>) -> AgentError {
@@ -91,6 +98,17 @@ pub struct Wanted {
     pub mac: Option<String>,
     /// The route MTU, in bytes.
     pub mtu: Option<u32>,
+}
+
+/// What an interface shall be like, as the node and the pod would have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The largest IP packet that crosses to every peer, in bytes.
+    pub path_mtu: u32,
+    /// Frames of up to 64 KiB cross the interface in one piece.
+    pub large_frames: bool,
+    /// The pod's kernel computes checksums itself.
+    pub full_checksums: bool,
 }
 
 /// Why records could not be read.
@@ -186,7 +204,7 @@ impl Endpoints {
     }
 
     /// Reserves addresses and names. The same attachment again gets the same ones.
-    pub fn reserve(&mut self, wanted: Wanted, route_mtu: u32) -> Result<&Endpoint, AgentError> {
+    pub fn reserve(&mut self, wanted: Wanted, shape: Shape) -> Result<&Endpoint, AgentError> {
         let refused = |details: String| agent_error(code::REFUSED, "ADD refused", details);
         let Attachment {
             container_id,
@@ -220,11 +238,12 @@ impl Endpoints {
                 .ok_or_else(|| refused(format!("'{text}' is no MAC address of one station")))?,
         };
         let route_mtu = match wanted.mtu {
-            None => route_mtu,
-            Some(mtu) if (1280..=route_mtu).contains(&mtu) => mtu,
+            None => shape.path_mtu,
+            Some(mtu) if (1280..=shape.path_mtu).contains(&mtu) => mtu,
             Some(mtu) => {
+                let path_mtu = shape.path_mtu;
                 return Err(refused(format!(
-                    "MTU {mtu} is not between 1280 and the path's {route_mtu}"
+                    "MTU {mtu} is not between 1280 and the path's {path_mtu}"
                 )));
             }
         };
@@ -238,8 +257,13 @@ impl Endpoints {
             host_ifname,
             pod_mac,
             host_mac: mac::from_hash(hash("host")),
-            device_mtu: route_mtu,
+            device_mtu: if shape.large_frames {
+                LARGE_MTU
+            } else {
+                route_mtu
+            },
             route_mtu,
+            full_checksums: shape.full_checksums,
             queues: 1,
             ifindex: None,
         };
@@ -311,8 +335,8 @@ pub fn reservation(endpoint: &Endpoint) -> Reservation {
         ips: endpoint.ips.clone(),
         device_mtu: endpoint.device_mtu,
         route_mtu: endpoint.route_mtu,
-        disable_features: DISABLE_FEATURES
-            .iter()
+        disable_features: (DISABLE_FEATURES.iter())
+            .chain(endpoint.full_checksums.then_some(&CHECKSUM_FEATURE))
             .map(|name| (*name).to_owned())
             .collect(),
         queues: endpoint.queues,
@@ -322,6 +346,12 @@ pub fn reservation(endpoint: &Endpoint) -> Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SHAPE: Shape = Shape {
+        path_mtu: 1450,
+        large_frames: false,
+        full_checksums: false,
+    };
 
     fn wanted(container: &str) -> Wanted {
         Wanted {
@@ -350,8 +380,8 @@ mod tests {
     fn names_and_addresses_follow_the_attachment() {
         let folder = tempfile::tempdir().unwrap();
         let mut endpoints = open(folder.path());
-        let one = endpoints.reserve(wanted("one"), 1450).unwrap().clone();
-        let two = endpoints.reserve(wanted("two"), 1450).unwrap().clone();
+        let one = endpoints.reserve(wanted("one"), SHAPE).unwrap().clone();
+        let two = endpoints.reserve(wanted("two"), SHAPE).unwrap().clone();
         assert_eq!(one.host_ifname.len(), 15);
         assert!(one.host_ifname.starts_with("sk"));
         let macs = [one.pod_mac, one.host_mac, two.pod_mac, two.host_mac];
@@ -359,21 +389,41 @@ mod tests {
             assert!(!macs[..index].contains(mac));
         }
         assert_ne!(one.host_ifname, two.host_ifname);
-        let again = endpoints.reserve(wanted("one"), 1450).unwrap();
+        let again = endpoints.reserve(wanted("one"), SHAPE).unwrap();
         assert_eq!(*again, one);
         assert_eq!(reservation(&one).device_mtu, 1450);
+    }
+
+    #[test]
+    fn the_interface_has_the_shape_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut endpoints = open(folder.path());
+        let plain = reservation(endpoints.reserve(wanted("plain"), SHAPE).unwrap());
+        assert_eq!((plain.device_mtu, plain.route_mtu), (1450, 1450));
+        assert_eq!(plain.disable_features, DISABLE_FEATURES);
+        let shape = Shape {
+            large_frames: true,
+            full_checksums: true,
+            ..SHAPE
+        };
+        let mut narrow = wanted("large");
+        narrow.mtu = Some(1400);
+        let large = reservation(endpoints.reserve(narrow, shape).unwrap());
+        assert_eq!((large.device_mtu, large.route_mtu), (65_535, 1400));
+        let more = &large.disable_features[DISABLE_FEATURES.len()..];
+        assert_eq!(more, [CHECKSUM_FEATURE]);
     }
 
     #[test]
     fn what_was_attached_survives_and_what_was_not_is_given_back() {
         let folder = tempfile::tempdir().unwrap();
         let mut endpoints = open(folder.path());
-        endpoints.reserve(wanted("kept"), 1450).unwrap();
+        endpoints.reserve(wanted("kept"), SHAPE).unwrap();
         let kept = endpoints
             .attach(&wanted("kept").attachment, 7)
             .unwrap()
             .clone();
-        endpoints.reserve(wanted("lost"), 1450).unwrap();
+        endpoints.reserve(wanted("lost"), SHAPE).unwrap();
         drop(endpoints);
         let mut endpoints = open(folder.path());
         assert_eq!(endpoints.iter().collect::<Vec<_>>(), [&kept]);
@@ -388,7 +438,7 @@ mod tests {
     fn a_damaged_record_keeps_its_addresses() {
         let folder = tempfile::tempdir().unwrap();
         let mut endpoints = open(folder.path());
-        endpoints.reserve(wanted("one"), 1450).unwrap();
+        endpoints.reserve(wanted("one"), SHAPE).unwrap();
         let one = endpoints.attach(&wanted("one").attachment, 7).unwrap();
         let record = folder
             .path()
@@ -417,7 +467,7 @@ mod tests {
         for (reason, change) in cases {
             let mut wanted = wanted("one");
             change(&mut wanted);
-            let error = endpoints.reserve(wanted, 1450).unwrap_err();
+            let error = endpoints.reserve(wanted, SHAPE).unwrap_err();
             assert_eq!(error.code, code::REFUSED);
             assert!(error.to_string().contains(reason), "{error}");
         }
@@ -426,7 +476,7 @@ mod tests {
         chosen.mac = Some("02:00:00:00:00:07".into());
         chosen.ips = vec!["10.1.0.9".parse().unwrap()];
         chosen.mtu = Some(1400);
-        let endpoint = endpoints.reserve(chosen, 1450).unwrap();
+        let endpoint = endpoints.reserve(chosen, SHAPE).unwrap();
         assert_eq!(endpoint.pod_mac.to_string(), "02:00:00:00:00:07");
         assert_eq!(endpoint.route_mtu, 1400);
         assert!(endpoints.attach(&wanted("none").attachment, 1).is_err());

@@ -66,6 +66,9 @@ pub trait Opener: Send {
     /// What the kernel offers, for status.
     fn features(&self) -> String;
 
+    /// Whether links take frames larger than a chunk of packet memory.
+    fn takes_large_frames(&self) -> bool;
+
     /// Opens the host end of a pod's veth, and takes it up once its program is there.
     fn open_pod(
         &mut self,
@@ -210,6 +213,10 @@ impl Attached for Handle {
 impl Opener for XdpOpener {
     fn features(&self) -> String {
         self.factory.features().to_string()
+    }
+
+    fn takes_large_frames(&self) -> bool {
+        self.factory.features().multi_buffer
     }
 
     fn open_pod(

@@ -25,6 +25,7 @@ use crate::observe::{self, Counters, Shared};
 use crate::open::{Opener, XdpOpener};
 use crate::pods::PodIdentities;
 use crate::reserved;
+use crate::unmanaged;
 use crate::watch::directory::DirectorySource;
 use crate::workers::{CHUNKS, Datapath};
 
@@ -96,6 +97,8 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
     let source = DirectorySource::open(&config.cluster.directory).map_err(said)?;
     let allocator = Allocator::new(&config.cluster.directory).map_err(said)?;
     let endpoints = Endpoints::open(&config.state.directory).map_err(said)?;
+
+    leave_devices_alone(&config.state.directory);
 
     let store = FrameStore::new(CHUNKS).map_err(said)?;
     let opener = opener(&config, &store)?;
@@ -178,6 +181,23 @@ fn go_on(config: &Config, datapath: &Datapath) -> Result<Journal, RunError> {
     }
     Journal::start(directory, datapath.shared().clone())
         .map_err(|error| RunError(format!("thread: {error}")))
+}
+
+/// Asks the host's network managers to, whose folders are beside the state directory's: `/run`.
+/// An agent works without.
+fn leave_devices_alone(state_directory: &Path) {
+    let Some(run) = state_directory.parent() else {
+        return;
+    };
+    match unmanaged::mark(run) {
+        Ok(written) => {
+            for file in written {
+                let file = file.display();
+                tracing::info!(%file, "the network manager leaves our devices alone once it reloads");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "network managers may touch our devices"),
+    }
 }
 
 fn check_uplinks(config: &Config, kernel: &mut Netlink) -> Result<(), RunError> {

@@ -138,6 +138,9 @@ pub struct Endpoint {
     pub device_mtu: u32,
     /// MTU of the pod's routes, in bytes
     pub route_mtu: u32,
+    /// Whether the pod's kernel computes checksums itself
+    #[serde(default)]
+    pub full_checksums: bool,
     /// Queues of the veth
     pub queues: u32,
     /// Index of the host end; `None` between the halves of an ADD
@@ -253,6 +256,7 @@ impl ClusterState {
             Change::Set(Object::Pod(pod)) => set(&mut self.pods, pod.key.clone(), pod),
             Change::Set(Object::NetworkPolicy(policy)) => {
                 set(&mut self.policies, policy.key.clone(), policy)
+            }
             Change::Set(Object::Service(service)) => {
                 set(&mut self.services, service.key.clone(), service)
             }
@@ -337,6 +341,8 @@ impl ClusterState {
     #[must_use]
     pub fn policy(&self, key: &PolicyKey) -> Option<&NetworkPolicy> {
         self.policies.get(key)
+    }
+
     /// A Service.
     #[must_use]
     pub fn service(&self, key: &ServiceKey) -> Option<&Service> {

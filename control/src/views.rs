@@ -258,6 +258,8 @@ pub struct PolicyNote {
     pub policy: String,
     /// What about it.
     pub note: String,
+}
+
 /// View `services`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServicesView {

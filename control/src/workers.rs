@@ -272,6 +272,12 @@ impl Datapath {
         self.opener.features()
     }
 
+    /// Whether links take frames larger than a chunk of packet memory.
+    #[must_use]
+    pub fn takes_large_frames(&self) -> bool {
+        self.opener.takes_large_frames()
+    }
+
     /// Open pods.
     #[must_use]
     pub fn pods(&self) -> &BTreeMap<Attachment, PodLink> {

@@ -637,6 +637,41 @@ fn an_add_that_comes_too_early_waits_for_the_agent() {
 }
 
 #[test]
+fn an_add_waits_for_its_pods_object_whose_annotations_count() {
+    let node = Node::new();
+    let agent = node.start();
+    agent.until_ready();
+    let mut client = agent.client();
+    let reservation = std::thread::scope(|scope| {
+        let early = scope.spawn(|| add(&mut client, "u1"));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!early.is_finished());
+        node.manifest(
+            "pod.yaml",
+            "apiVersion: v1\nkind: Pod\n\
+             metadata: {name: web, namespace: shop, uid: u1, annotations: \
+             {skein.io/large-frames: \"false\", skein.io/tx-checksum: full}}\n\
+             spec: {nodeName: n1}\n",
+        );
+        early.join().unwrap()
+    });
+    assert_eq!(
+        (reservation.device_mtu, reservation.route_mtu),
+        (1450, 1450)
+    );
+    let off = &reservation.disable_features;
+    assert!(
+        off.iter().any(|name| name == "tx-checksum-ip-generic"),
+        "{off:?}"
+    );
+    drop(client);
+    // One that nobody knows by then is made as the configuration says.
+    let unknown = add(&mut agent.client(), "u2");
+    assert_eq!((unknown.device_mtu, unknown.route_mtu), (65_535, 1450));
+    agent.stop();
+}
+
+#[test]
 fn a_second_agent_is_told_and_the_first_goes_on() {
     let node = Node::new();
     let agent = node.start();

@@ -86,8 +86,9 @@ impl World {
             host_ifname: format!("sk{n}"),
             pod_mac: MacAddr([2, 0, 0, 0, 0, n as u8]),
             host_mac: MacAddr([2, 0, 0, 0, 1, n as u8]),
-            device_mtu: 1450,
+            device_mtu: 65_535,
             route_mtu: 1450,
+            full_checksums: false,
             queues: 1,
             ifindex: Some(n),
         });

@@ -1,6 +1,7 @@
 //! Probes with typed results, run between two network namespaces of a lab.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,9 +11,11 @@ use serde_json::Value;
 use crate::bins;
 use crate::cmd::{Cmd, Running};
 use crate::pod::Netns;
+use crate::probe::SILENCE;
 use crate::probe::peer::Seen;
 use crate::probe::reach::{Reached, Target};
 use crate::probe::rr::Latency;
+use crate::probe::sizes::Run;
 use crate::probe::sweep::Sweep;
 use crate::probe::tcp::Transfer;
 use crate::probe::udp::{Count, Echoes};
@@ -234,10 +237,26 @@ pub struct Session {
 /// # Errors
 /// If a probe cannot start.
 pub fn session(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Session> {
-    let (mut server, port) = serve(to, None, &["tcp-rr-serve"])?;
+    session_over_gaps(from, to, ip, SILENCE)
+}
+
+/// Opens a connection that lasts, also while nothing comes through for as long as `silence`.
+///
+/// # Errors
+/// If a probe cannot start.
+pub fn session_over_gaps(
+    from: &Netns,
+    to: &Netns,
+    ip: IpAddr,
+    silence: Duration,
+) -> Result<Session> {
+    let silence = ["--silence".to_owned(), silence.as_secs_f64().to_string()];
+    let serving = ["tcp-rr-serve", &silence[0], &silence[1]];
+    let (mut server, port) = serve(to, None, &serving)?;
     let client = probe(from, None)?
         .args(["tcp-rr", &address(ip, port)])
         .args(["--seconds", "1000000", "--pause", "0.01"])
+        .args(&silence)
         .spawn()?;
     server.expect_line("connected", LISTEN)?;
     Ok(Session {
@@ -293,6 +312,54 @@ pub fn reach(from: &Netns, targets: &[Target], within: Duration) -> Result<Reach
         .args(["reach", "--seconds", &within.as_secs_f64().to_string()])
         .args(targets.iter().map(ToString::to_string))
         .timeout(within + SLACK)
+        .run()
+        .and_then(|output| result(&output.stdout))
+}
+
+/// How [`sizes`] sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Echo {
+    /// ICMP.
+    Icmp,
+    /// UDP.
+    Udp,
+}
+
+/// Whether a packet may be cut on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cutting {
+    /// IPv4 with DF; IPv6.
+    Forbidden,
+    /// IPv4 without DF.
+    Allowed,
+}
+
+/// Sends a packet of each payload size from `from` to `ip`, which is in `to`.
+///
+/// # Errors
+/// If a probe cannot run; what became of each size is in the result.
+pub fn sizes(
+    from: &Netns,
+    to: &Netns,
+    ip: IpAddr,
+    sizes: RangeInclusive<usize>,
+    echo: Echo,
+    cutting: Cutting,
+) -> Result<Vec<Run>> {
+    let echo = match echo {
+        Echo::Icmp => None,
+        Echo::Udp => Some(serve(to, None, &["udp-echo"])?),
+    };
+    let port = echo
+        .iter()
+        .flat_map(|(_, port)| ["--port".to_owned(), port.to_string()]);
+    probe(from, None)?
+        .args(["sizes", &ip.to_string()])
+        .args(["--first", &sizes.start().to_string()])
+        .args(["--last", &sizes.end().to_string()])
+        .args(port)
+        .args((cutting == Cutting::Allowed).then_some("--may-be-cut"))
+        .timeout(SLACK * 5)
         .run()
         .and_then(|output| result(&output.stdout))
 }

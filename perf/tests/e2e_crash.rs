@@ -24,6 +24,11 @@ const CUT_OFF: Duration = Duration::from_secs(3);
 /// Pods that come and go meanwhile.
 const COMING_AND_GOING: usize = 3;
 
+/// How long a connection between pods may stand still: its retransmissions, which come ever more
+/// rarely (RFC 6298 section 5.5, at most two minutes apart), have to meet the moments between a
+/// restart and the next kill.
+const BACKOFF: Duration = Duration::from_mins(10);
+
 /// How long a probe goes on.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -101,6 +106,23 @@ fn crash(cluster: &mut Cluster, from: &[&Netns], targets: &[IpAddr], agent: &Age
     })
 }
 
+/// Prints how long `number` pods were cut off after each kill, and holds the median against the
+/// limit: a neighbour on the machine that takes the processors or the kernel's network lock is
+/// no fault.
+fn judge(times: &mut [f64], number: usize, added: usize) {
+    times.sort_by(f64::total_cmp);
+    let late = times.iter().filter(|&&time| time > CUT_OFF.as_secs_f64());
+    let median = times[times.len() / 2];
+    println!(
+        "{} kills, {number} pods reached again after {median:.2} s (median), {:.2} s (worst), \
+         {} of them later than {CUT_OFF:?}; {added} ADDs succeeded meanwhile",
+        times.len(),
+        times[times.len() - 1],
+        late.count(),
+    );
+    assert!(median < CUT_OFF.as_secs_f64(), "{times:?}");
+}
+
 #[test]
 fn pods_survive_the_kills_of_their_agent() {
     let is_long = std::env::var_os("SKEIN_LONG").is_some();
@@ -128,8 +150,8 @@ fn pods_survive_the_kills_of_their_agent() {
     let infos: Vec<_> = (cluster.lab.nodes().iter().map(|node| node.info().clone())).collect();
     let again: u64 = infos.iter().map(sent_again).sum();
     let on_nodes = check::session(&nodes[0], &nodes[1], wire::address_v4(2).into()).unwrap();
-    let on_pods =
-        check::session(stay[0].netns(), remote.netns(), remote.ip(false).unwrap()).unwrap();
+    let (pod, ip) = (stay[0].netns(), remote.ip(false).unwrap());
+    let on_pods = check::session_over_gaps(pod, remote.netns(), ip, BACKOFF).unwrap();
 
     let (stop, added) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut times = Vec::new();
@@ -156,16 +178,7 @@ fn pods_survive_the_kills_of_their_agent() {
         }
         drop(stopper);
     });
-    times.sort_by(f64::total_cmp);
-    println!(
-        "{kills} kills, {number} pods reached again after {:.2} s (median), {:.2} s (worst); \
-         {} ADDs succeeded meanwhile",
-        times[times.len() / 2],
-        times[times.len() - 1],
-        added.load(Ordering::Relaxed)
-    );
-    // The median: a neighbour on the machine that holds the kernel's network lock is no fault.
-    assert!(times[times.len() / 2] < CUT_OFF.as_secs_f64(), "{times:?}");
+    judge(&mut times, number, added.load(Ordering::Relaxed));
     on_pods.close().unwrap();
     on_nodes.close().unwrap();
     let again = infos.iter().map(sent_again).sum::<u64>() - again;

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use skein_cni::agent::{AgentError, Attachment, Reply, Request};
+use skein_cni::agent::{AgentError, Attachment, PodRef, Reply, Request};
 use skein_dataplane::ids::Generation;
 use tokio::sync::oneshot;
 
-use super::{ATTACH_WITHIN, Agent, Command, Early, READY_WITHIN, Waiter};
+use super::{ATTACH_WITHIN, Agent, Command, Early, KNOWN_WITHIN, READY_WITHIN, Waiter};
 use crate::cni_server::ConnectionId;
-use crate::endpoint::{Wanted, agent_error, code, reservation, unknown};
+use crate::endpoint::{Shape, Wanted, agent_error, code, reservation, unknown};
 use crate::open::remove_stale_pins;
 
 /// Outer headers before the inner IP packet, in bytes: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
@@ -46,12 +46,16 @@ impl Agent {
                 }
             }
             Command::Call(connection, request @ Request::Add { .. }, reply)
-                if !self.not_ready().is_empty() =>
+                if !self.may_begin(&request) =>
             {
+                let patience = match self.not_ready()[..] {
+                    [] => KNOWN_WITHIN,
+                    _ => READY_WITHIN,
+                };
                 self.early.push(Early {
                     connection,
                     request,
-                    deadline: Instant::now() + READY_WITHIN,
+                    deadline: Instant::now() + patience,
                     reply,
                 });
             }
@@ -63,15 +67,25 @@ impl Agent {
         }
     }
 
-    /// Takes up the ADDs that came before the agent was ready, once it is; those that waited too
-    /// long hear what is missing.
+    /// Whether an ADD can be taken up: the agent is ready, and has the pod's object, whose
+    /// annotations say what its interface shall be like.
+    fn may_begin(&self, request: &Request) -> bool {
+        let pod = match request {
+            Request::Add { pod, .. } => pod.as_ref(),
+            _ => None,
+        };
+        self.not_ready().is_empty()
+            && pod.is_none_or(|reference| self.state.pod_of(reference).is_some())
+    }
+
+    /// Takes up the ADDs that came too early, once they can be; those that waited too long go
+    /// on as they are, or hear what is missing.
     pub(super) fn answer_early(&mut self, now: Instant) {
         if self.early.is_empty() {
             return;
         }
-        let is_ready = self.not_ready().is_empty();
         for early in std::mem::take(&mut self.early) {
-            if is_ready || now >= early.deadline {
+            if self.may_begin(&early.request) || now >= early.deadline {
                 let answer = self.call(early.connection, early.request);
                 // A caller who is gone has its connection's end seen to elsewhere.
                 drop(early.reply.send(answer.unwrap_or_else(Reply::Error)));
@@ -158,19 +172,37 @@ impl Agent {
         if self.datapath.pods().contains_key(&attachment) {
             self.close(&attachment);
         }
-        let route_mtu = self.route_mtu().ok_or_else(|| {
+        let path_mtu = self.route_mtu().ok_or_else(|| {
             agent_error(
                 code::TRY_AGAIN,
                 "the path's MTU is not known",
                 "no uplink is there",
             )
         })?;
-        let endpoint = self.endpoints.reserve(wanted, route_mtu)?;
+        let shape = self.shape(wanted.pod.as_ref(), path_mtu);
+        let endpoint = self.endpoints.reserve(wanted, shape)?;
         let reply = Reply::Reserved(reservation(endpoint));
         tracing::info!(container = attachment.container_id, ips = ?endpoint.ips,
             device = endpoint.host_ifname, "addresses reserved");
         self.pending.insert(attachment, connection);
         Ok(reply)
+    }
+
+    /// What the pod's interface shall be like: as its annotations say, if its object is known
+    /// by now.
+    fn shape(&self, pod: Option<&PodRef>, path_mtu: u32) -> Shape {
+        let pod = pod.and_then(|reference| self.state.pod_of(reference));
+        let says = |annotation, value| {
+            pod.and_then(|pod| pod.annotations.get(annotation))
+                .is_some_and(|found| found == value)
+        };
+        Shape {
+            path_mtu,
+            large_frames: self.config.pods.large_frames
+                && self.datapath.takes_large_frames()
+                && !says("skein.io/large-frames", "false"),
+            full_checksums: says("skein.io/tx-checksum", "full"),
+        }
     }
 
     /// MTU of pods' routes, in bytes.

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use super::Agent;
 use crate::compile::tunnel;
-use crate::netlink::Notice;
+use crate::leftovers;
+use crate::netlink::{Device, Notice};
 use crate::open::remove_stale_pins;
 use crate::state::Endpoint;
 
@@ -60,7 +61,10 @@ impl Agent {
             // Somebody may have changed or removed what was written.
             self.routes = None;
             self.route_host();
-            self.find_lost();
+            if let Ok(devices) = self.netlink.devices() {
+                self.find_lost(&devices);
+                self.find_leftovers(&devices);
+            }
         }
     }
 
@@ -129,13 +133,10 @@ impl Agent {
 
     /// Closes links whose devices are gone: the pod's namespace was removed without a DEL. The
     /// addresses stay taken until the DEL comes.
-    fn find_lost(&mut self) {
-        let Ok(devices) = self.netlink.devices() else {
-            return;
-        };
+    fn find_lost(&mut self, devices: &[Device]) {
         let lost: Vec<Endpoint> = (self.datapath.pods().values())
             .map(|pod| &pod.endpoint)
-            .filter(|endpoint| !is_there(endpoint, &devices))
+            .filter(|endpoint| !is_there(endpoint, devices))
             .cloned()
             .collect();
         for endpoint in lost {
@@ -151,6 +152,17 @@ impl Agent {
             self.faults.endpoints.insert(endpoint.attachment, text);
             self.changed();
         }
+    }
+
+    /// Says which devices another network plugin has left.
+    fn find_leftovers(&mut self, devices: &[Device]) {
+        let found = leftovers::of(devices);
+        for sentence in &found {
+            if !self.faults.leftovers.contains(sentence) {
+                tracing::warn!("{sentence}");
+            }
+        }
+        self.faults.leftovers = found;
     }
 
     /// Opens again what an earlier agent left; what has no device any more is given back.
@@ -223,7 +235,7 @@ impl Agent {
     }
 }
 
-fn is_there(endpoint: &Endpoint, devices: &[crate::netlink::Device]) -> bool {
+fn is_there(endpoint: &Endpoint, devices: &[Device]) -> bool {
     devices
         .iter()
         .any(|device| device.name == endpoint.host_ifname && Some(device.index) == endpoint.ifindex)

@@ -76,6 +76,9 @@ const SYNC_WITHIN: Duration = Duration::from_secs(10);
 /// How long an ADD waits for an agent that is not ready: it may only just have started.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long an ADD waits for its pod's object before its interface is made without.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+
 /// How long the second half of an ADD may take.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
 
@@ -140,7 +143,7 @@ struct Waiter {
     reply: oneshot::Sender<Reply>,
 }
 
-/// An ADD that came before the agent was ready.
+/// An ADD that came before the agent was ready, or knew the pod.
 #[derive(Debug)]
 struct Early {
     connection: ConnectionId,
@@ -159,6 +162,7 @@ struct Faults {
     kernel: Option<String>,
     host: Option<String>,
     routes: Vec<String>,
+    leftovers: Vec<String>,
 }
 
 /// The agent.

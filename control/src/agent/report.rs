@@ -70,6 +70,7 @@ impl Agent {
         faults.extend(self.faults.host.iter().cloned());
         faults.extend(self.faults.routes.iter().cloned());
         faults.extend(self.services.faults().cloned());
+        faults.extend(self.faults.leftovers.iter().cloned());
         faults.extend(self.identities.faults());
         faults.extend(self.endpoints.damaged().iter().cloned());
         for peer in self.peers_view() {

@@ -64,7 +64,8 @@ pub(super) fn local(
             gateway_mac: endpoint.host_mac,
             addresses,
             identity: known.or(before).unwrap_or(IdentityId::UNMANAGED),
-            mtu: endpoint.device_mtu,
+            // Not the device's: what is delivered is what the pod's routes promise to its peers.
+            mtu: endpoint.route_mtu,
         };
         endpoints.insert(placed.id, (entry, placed.worker));
     }

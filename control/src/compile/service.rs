@@ -134,7 +134,10 @@ impl Services {
                 }
                 ObjectKey::EndpointSlice(key) => self.slice_changed(state, key),
                 ObjectKey::Node(name) => self.node_changed(state, name),
-                ObjectKey::Namespace(_) | ObjectKey::Pod(_) | ObjectKey::ServiceCidr(_) => {}
+                ObjectKey::Namespace(_)
+                | ObjectKey::Pod(_)
+                | ObjectKey::NetworkPolicy(_)
+                | ObjectKey::ServiceCidr(_) => {}
             }
         }
     }

@@ -55,8 +55,7 @@ const PASSED_OVER: &[(&str, &[&str])] = &[
     ("policy/v1", &["PodDisruptionBudget"]),
     (
         "networking.k8s.io/v1",
-        &["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"],
-        &["Ingress", "IngressClass", "IPAddress", "NetworkPolicy"],
+        &["Ingress", "IngressClass", "IPAddress"],
     ),
     ("coordination.k8s.io/v1", &["Lease"]),
     ("scheduling.k8s.io/v1", &["PriorityClass"]),
@@ -266,6 +265,7 @@ fn object<R: Read>(api_version: &str, kind: &str, source: R) -> Result<Option<Ob
         ("v1", "Pod") => Object::Pod(source.read::<PodManifest>()?.check()?),
         ("networking.k8s.io/v1", "NetworkPolicy") => {
             Object::NetworkPolicy(source.read::<PolicyManifest>()?.check()?)
+        }
         ("v1", "Service") => Object::Service(source.read::<ServiceManifest>()?.check()?),
         ("discovery.k8s.io/v1", "EndpointSlice") => {
             Object::EndpointSlice(source.read::<EndpointSliceManifest>()?.check()?)

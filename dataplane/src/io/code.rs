@@ -133,7 +133,7 @@ enum Origin {
     /// The object: this process has just loaded it.
     Object(Box<Ebpf>),
     /// The pins of a device.
-    Pins(Xdp),
+    Pins(Box<Xdp>),
 }
 
 /// A program in the kernel.
@@ -216,7 +216,7 @@ impl Code {
         // An agent that died between its pins left maps beside a program of before.
         let maps = maps.ok().filter(|maps| uses(&xdp, maps, pins));
         Ok(maps.filter(|_| same).map(|maps| Self {
-            origin: Origin::Pins(xdp),
+            origin: Origin::Pins(Box::new(xdp)),
             name,
             maps,
         }))

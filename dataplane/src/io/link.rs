@@ -33,7 +33,7 @@ const IDLE_KICKS: u32 = 2;
 /// lower target takes effect as packets come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FillParameters {
-    /// The least.
+    /// The least. An idle link must take the largest frame, which has 18 segments.
     pub min: u32,
     /// At the start.
     pub start: u32,
@@ -46,7 +46,7 @@ pub struct FillParameters {
 impl Default for FillParameters {
     fn default() -> Self {
         Self {
-            min: 16,
+            min: 18,
             start: 64,
             max: 1024,
             calm: 256,

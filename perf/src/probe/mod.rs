@@ -8,6 +8,7 @@ pub mod http;
 pub mod peer;
 pub mod reach;
 pub mod rr;
+pub mod sizes;
 pub mod sweep;
 pub mod tcp;
 pub mod udp;
@@ -68,7 +69,11 @@ pub enum Probe {
         seconds: f64,
     },
     /// Answer one-byte requests over TCP.
-    TcpRrServe,
+    TcpRrServe {
+        /// Seconds without a request after which the connection counts as dead.
+        #[arg(long, default_value_t = SILENCE.as_secs_f64())]
+        silence: f64,
+    },
     /// Send one-byte requests over TCP, one at a time, and measure each answer.
     TcpRr {
         /// The server.
@@ -79,6 +84,9 @@ pub enum Probe {
         /// Seconds between requests.
         #[arg(long, default_value_t = 0.0)]
         pause: f64,
+        /// Seconds without an answer after which the connection counts as dead.
+        #[arg(long, default_value_t = SILENCE.as_secs_f64())]
+        silence: f64,
     },
     /// Answer on ports, over TCP and UDP.
     Answer {
@@ -103,6 +111,8 @@ pub enum Probe {
         #[arg(long, default_value_t = 10.0)]
         seconds: f64,
     },
+    /// Send a packet of each size to an echo, and say what became of it.
+    Sizes(sizes::Options),
     /// Tell a TCP client, then every UDP client, the address that it is seen by.
     TellPeer,
     /// Ask for the address that this end is seen by.
@@ -143,13 +153,20 @@ pub fn run(probe: Probe) -> Result<()> {
         Probe::UdpSend { to, sizes, count } => print(&udp::send(to, &sizes, count)?),
         Probe::UdpSink => print(&udp::sink()?),
         Probe::UdpBlast { to, size, seconds } => print(&udp::blast(to, size, duration(seconds)?)?),
-        Probe::TcpRrServe => rr::serve(),
-        Probe::TcpRr { to, seconds, pause } => {
-            print(&rr::run(to, duration(seconds)?, duration(pause)?)?)
+        Probe::TcpRrServe { silence } => rr::serve(duration(silence)?),
+        Probe::TcpRr {
+            to,
+            seconds,
+            pause,
+            silence,
+        } => {
+            let (time, pause) = (duration(seconds)?, duration(pause)?);
+            print(&rr::run(to, time, pause, duration(silence)?)?)
         }
         Probe::Answer { ports } => reach::answer(&ports),
         Probe::Reach { targets, seconds } => print(&reach::ask(&targets, duration(seconds)?)?),
         Probe::Sweep { targets, seconds } => print(&sweep::run(&targets, duration(seconds)?)?),
+        Probe::Sizes(options) => print(&sizes::run(&options)?),
         Probe::TellPeer => peer::tell(),
         Probe::AskPeer { to } => print(&peer::ask(to)?),
         Probe::UdpRefused { to } => udp::refused(to),

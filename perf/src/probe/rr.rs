@@ -30,14 +30,14 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-/// Answers the requests of one connection.
-pub fn serve() -> Result<()> {
+/// Answers the requests of one connection, until it is silent for so long.
+pub fn serve(silence: Duration) -> Result<()> {
     let listener = TcpListener::bind(any_address()).context("cannot listen")?;
     say_ready(listener.local_addr()?);
     let (mut stream, peer) = listener.accept()?;
     println!("connected {peer}");
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(SILENCE))?;
+    stream.set_read_timeout(Some(silence))?;
     let mut byte = [0];
     while stream.read(&mut byte)? == 1 {
         stream.write_all(&byte)?;
@@ -45,12 +45,13 @@ pub fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Sends requests for `time`, with `pause` between them, and measures each answer.
-pub fn run(to: SocketAddr, time: Duration, pause: Duration) -> Result<Latency> {
+/// Sends requests for `time`, with `pause` between them, and measures each answer, which may
+/// take as long as `silence`.
+pub fn run(to: SocketAddr, time: Duration, pause: Duration, silence: Duration) -> Result<Latency> {
     let mut stream = TcpStream::connect_timeout(&to, SILENCE)
         .with_context(|| format!("cannot connect to {to}"))?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(SILENCE))?;
+    stream.set_read_timeout(Some(silence))?;
     let mut answers = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)?;
     let mut byte = [7];
     let end = Instant::now() + time;

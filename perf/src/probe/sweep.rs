@@ -19,8 +19,8 @@ const BURST: usize = 32;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Message types of request and answer: RFC 792, RFC 4443 §4.
-const ICMP_V4: (u8, u8) = (8, 0);
-const ICMP_V6: (u8, u8) = (128, 129);
+pub(super) const ICMP_V4: (u8, u8) = (8, 0);
+pub(super) const ICMP_V6: (u8, u8) = (128, 129);
 
 /// Who answered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,7 +68,7 @@ pub fn run(targets: &[IpAddr], within: Duration) -> Result<Sweep> {
 }
 
 /// A raw ICMP socket; the standard library's datagram calls fit it, ports being 0.
-fn raw_socket(family: AddressFamily, protocol: SockProtocol) -> Result<UdpSocket> {
+pub(super) fn raw_socket(family: AddressFamily, protocol: SockProtocol) -> Result<UdpSocket> {
     let fd = socket(
         family,
         SockType::Raw,

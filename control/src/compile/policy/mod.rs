@@ -98,7 +98,10 @@ impl Policies {
                 ObjectKey::Pod(key) => {
                     pods.insert(key.clone());
                 }
-                ObjectKey::Node(_) => {}
+                ObjectKey::Node(_)
+                | ObjectKey::Service(_)
+                | ObjectKey::EndpointSlice(_)
+                | ObjectKey::ServiceCidr(_) => {}
             }
         }
         if pods.is_empty() {

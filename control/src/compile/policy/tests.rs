@@ -92,6 +92,7 @@ impl Cluster {
             device_mtu: 1450,
             route_mtu: 1450,
             queues: 1,
+            full_checksums: false,
             ifindex: Some(1),
         });
         self.pod(name, labels, ports);
