@@ -36,7 +36,7 @@ impl Bench {
         Self {
             tables: builder.finish(),
             pool: FramePool::new(store),
-            pipeline: Pipeline::new(WorkerId(0), flows),
+            pipeline: Pipeline::new(WorkerId(0), flows, skein_dataplane::fixtures::shared()),
             stats: Box::new(WorkerStats::new().into_inner()),
         }
     }

@@ -19,6 +19,7 @@
 //!
 //! If the connection ends between the halves, the agent gives the addresses back.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
@@ -117,6 +118,14 @@ pub enum Request {
     View {
         /// `status`, `endpoints`, `ipcache`, `drops`, `workers`, …
         name: String,
+    },
+    /// The same, of a view that takes arguments.
+    Ask {
+        /// `conntrack`, `flows`, `trace`
+        name: String,
+        /// By name.
+        #[serde(default)]
+        arguments: BTreeMap<String, String>,
     },
 }
 

@@ -165,9 +165,11 @@ async fn answer(
             }
             backend.call(id, request).await
         }
-        Request::Check { .. } | Request::Gc { .. } | Request::Status | Request::View { .. } => {
-            backend.call(id, request).await
-        }
+        Request::Check { .. }
+        | Request::Gc { .. }
+        | Request::Status
+        | Request::View { .. }
+        | Request::Ask { .. } => backend.call(id, request).await,
     }
 }
 

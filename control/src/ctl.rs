@@ -2,6 +2,7 @@
 //!
 //! A view is a document; as JSON and YAML it is printed as it came, as a table for people.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,6 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use skein_cni::agent::{CallError, Client, Reply, Request};
 
+use crate::connections::{self, ConnectionsView};
+use crate::flows::{self, FlowsView};
 use crate::views;
 
 /// How long the agent may take.
@@ -48,6 +51,10 @@ pub enum View {
     Workers,
     /// The configuration in force.
     Config,
+    /// Connections.
+    Conntrack,
+    /// What became of flows.
+    Flows,
     /// The page of `/metrics`.
     Metrics,
 }
@@ -65,6 +72,8 @@ impl View {
             Self::Drops => "drops",
             Self::Workers => "workers",
             Self::Config => "config",
+            Self::Conntrack => "conntrack",
+            Self::Flows => "flows",
             Self::Metrics => "metrics",
         }
     }
@@ -87,7 +96,21 @@ pub enum CtlError {
 /// Asks for a view.
 pub fn ask(socket: &Path, view: View) -> Result<Value, CtlError> {
     let name = view.name().to_owned();
-    let reply = Client::connect(socket, DEADLINE)?.call(&Request::View { name })?;
+    call(socket, &Request::View { name })
+}
+
+/// Asks for a view that takes arguments.
+pub fn ask_with(
+    socket: &Path,
+    view: View,
+    arguments: BTreeMap<String, String>,
+) -> Result<Value, CtlError> {
+    let name = view.name().to_owned();
+    call(socket, &Request::Ask { name, arguments })
+}
+
+fn call(socket: &Path, request: &Request) -> Result<Value, CtlError> {
+    let reply = Client::connect(socket, DEADLINE)?.call(request)?;
     match reply {
         Reply::View { document } => Ok(document),
         Reply::Error(error) => Err(CtlError::Refused(error)),
@@ -142,8 +165,30 @@ fn table(view: View, document: &Value) -> Result<String, CtlError> {
         View::Drops => drops(&read(document)?),
         View::Workers => workers(&read(document)?),
         View::Config => config(document),
+        View::Conntrack => conntrack(&read(document)?),
+        View::Flows => flows(&read(document)?),
         View::Metrics => read::<views::Metrics>(document)?.text,
     })
+}
+
+fn flows(view: &FlowsView) -> String {
+    let lines = view.flows.iter().map(flows::line);
+    lines.map(|line| line + "\n").collect()
+}
+
+fn conntrack(view: &ConnectionsView) -> String {
+    let head = [
+        "PROTOCOL",
+        "STATE",
+        "FROM",
+        "TO",
+        "ANSWERS FROM",
+        "ANSWERS TO",
+        "IDLE",
+        "LEFT",
+    ];
+    let (rows, sum) = connections::lines(view);
+    format!("{}{sum}\n", columns(&head, &rows))
 }
 
 /// Columns as wide as they must be.

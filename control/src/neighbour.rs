@@ -1,4 +1,4 @@
-//! How packets reach other nodes: uplink devices, routes to peers, and next hops' MACs.
+//! How packets reach other nodes and the outside: uplink devices, routes, and next hops' MACs.
 //!
 //! The kernel decides; this asks it and keeps the answer. A next hop's MAC is kept resolved by
 //! the kernel itself where it can (managed neighbours, Linux 5.16); elsewhere the kernel is
@@ -8,9 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use crate::mac::MacAddr;
-use crate::netlink::{Device, Neighbour, Netlink, Route};
+use crate::netlink::{Device, Neighbour, Netlink, Route, TableRoute};
 
 /// An uplink device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +38,30 @@ pub struct PeerHop {
     /// MTU of the path as far as this node knows it, in bytes.
     pub mtu: u32,
 }
+
+/// A route out of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExitRoute {
+    /// First address of the destinations.
+    pub destination: IpAddr,
+    /// Length of their prefix, in bits.
+    pub prefix: u8,
+    /// Position of the uplink in the configuration.
+    pub uplink: u8,
+    /// The next hop; `None` where they are on the link itself.
+    pub gateway: Option<IpAddr>,
+    /// The uplink's MAC.
+    pub source_mac: MacAddr,
+    /// The largest IP packet on this path, in bytes.
+    pub mtu: u32,
+}
+
+/// Hosts on the uplinks' own links that are kept resolved at most: below the kernel's own limit
+/// of neighbours (`gc_thresh3`, 1024), which it shares with everything else.
+const MOST_OUTSIDE: usize = 512;
+
+/// A host that does not answer is forgotten after this long.
+const OUTSIDE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why packets do not reach a peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +90,9 @@ pub struct Underlay {
     uplinks: Vec<Option<Uplink>>,
     devices: Vec<Device>,
     routes: BTreeMap<IpAddr, Option<Route>>,
+    exits: Vec<ExitRoute>,
+    /// Hosts outside that workers asked for, by uplink, and since when.
+    outside: BTreeMap<(u8, IpAddr), Instant>,
     neighbours: BTreeMap<(u32, IpAddr), Neighbour>,
     /// Those that the kernel resolves for us.
     asked: BTreeSet<(u32, IpAddr)>,
@@ -111,20 +139,20 @@ impl Underlay {
         for &peer in peers {
             routes.insert(peer, netlink.route(peer)?);
         }
-        let changed = uplinks != self.uplinks || routes != self.routes;
+        let mut changed = uplinks != self.uplinks || routes != self.routes;
         self.uplinks = uplinks;
         self.devices = devices;
         self.routes = routes;
+        let exits = self.exits_of(netlink.main_routes()?);
+        changed |= exits != self.exits;
+        self.exits = exits;
         Ok(self.ask_neighbours(netlink)? || changed)
     }
 
     /// Asks for the next hops' MACs, and has the kernel resolve those that are not good. True
     /// when something is another than before.
     pub fn ask_neighbours(&mut self, netlink: &mut Netlink) -> io::Result<bool> {
-        let wanted: BTreeSet<_> = (self.routes.values().flatten())
-            .filter(|route| route.unicast && self.uplink_of(route.device).is_some())
-            .map(|route| (route.device, route.next_hop))
-            .collect();
+        let wanted = self.wanted(Instant::now());
         let mut neighbours: BTreeMap<_, _> = (netlink.neighbours()?.into_iter())
             .map(|neighbour| ((neighbour.device, neighbour.address), neighbour))
             .filter(|(key, _)| wanted.contains(key))
@@ -172,6 +200,79 @@ impl Underlay {
         Ok(changed)
     }
 
+    /// The next hops that shall be kept resolved, by device.
+    fn wanted(&mut self, now: Instant) -> BTreeSet<(u32, IpAddr)> {
+        let mut wanted: BTreeSet<_> = (self.routes.values().flatten())
+            .filter(|route| route.unicast && self.uplink_of(route.device).is_some())
+            .map(|route| (route.device, route.next_hop))
+            .collect();
+        let device_of = |uplink: u8| {
+            let uplink = self.uplinks.get(usize::from(uplink))?.as_ref()?;
+            Some(uplink.device.index)
+        };
+        let gateways = self.exits.iter();
+        let gateways = gateways.filter_map(|exit| Some((device_of(exit.uplink)?, exit.gateway?)));
+        wanted.extend(gateways);
+        let mut outside = std::mem::take(&mut self.outside);
+        outside.retain(|&(uplink, address), since| {
+            let Some(device) = device_of(uplink) else {
+                return false;
+            };
+            let known = self.neighbours.get(&(device, address));
+            known.is_some_and(|known| known.mac.is_some())
+                || now.saturating_duration_since(*since) < OUTSIDE_PATIENCE
+        });
+        for &(uplink, address) in outside.keys() {
+            wanted.extend(device_of(uplink).map(|device| (device, address)));
+        }
+        self.outside = outside;
+        wanted
+    }
+
+    /// Notes that somebody sends to a host on an uplink's own link; true when that is news.
+    pub fn want(&mut self, uplink: u8, address: IpAddr, now: Instant) -> bool {
+        let full = self.outside.len() >= MOST_OUTSIDE;
+        if full || self.outside.contains_key(&(uplink, address)) {
+            return false;
+        }
+        self.outside.insert((uplink, address), now);
+        true
+    }
+
+    /// The routes out of the cluster: of two to the same destinations, the better.
+    #[must_use]
+    pub fn exits(&self) -> &[ExitRoute] {
+        &self.exits
+    }
+
+    /// The next hops outside whose MACs are known, by uplink.
+    pub fn outside(&self) -> impl Iterator<Item = ((u8, IpAddr), MacAddr)> {
+        self.neighbours
+            .iter()
+            .filter_map(|(&(device, address), known)| {
+                let (uplink, _) = self.uplink_of(device)?;
+                Some(((uplink, address), known.mac?))
+            })
+    }
+
+    fn exits_of(&self, mut routes: Vec<TableRoute>) -> Vec<ExitRoute> {
+        routes.sort_by_key(|route| (route.destination, route.prefix, route.metric));
+        routes.dedup_by_key(|route| (route.destination, route.prefix));
+        (routes.into_iter())
+            .filter_map(|route| {
+                let (uplink, of) = self.uplink_of(route.device)?;
+                Some(ExitRoute {
+                    destination: route.destination,
+                    prefix: route.prefix,
+                    uplink,
+                    gateway: route.gateway,
+                    source_mac: of.device.mac,
+                    mtu: route.mtu.unwrap_or(u32::MAX).min(of.device.mtu),
+                })
+            })
+            .collect()
+    }
+
     fn resolve(&self, netlink: &mut Netlink, device: u32, address: IpAddr) -> io::Result<()> {
         match netlink.resolve(device, address, self.managed) {
             // The device went down or away meanwhile: a notice of that is on its way.
@@ -190,9 +291,19 @@ impl Underlay {
     /// Whether some next hop has no MAC yet.
     #[must_use]
     pub fn unresolved(&self) -> bool {
-        self.routes
-            .keys()
-            .any(|&peer| self.hop(peer).is_ok_and(|hop| hop.next_hop_mac.is_none()))
+        let peers = self.routes.keys();
+        let mut peers = peers.map(|&peer| self.hop(peer));
+        peers.any(|hop| hop.is_ok_and(|hop| hop.next_hop_mac.is_none()))
+            || self.outside.keys().any(|&(uplink, address)| {
+                let device = self
+                    .uplinks
+                    .get(usize::from(uplink))
+                    .and_then(Option::as_ref);
+                device.is_some_and(|of| {
+                    let known = self.neighbours.get(&(of.device.index, address));
+                    known.is_none_or(|known| known.mac.is_none())
+                })
+            })
     }
 
     fn uplink_of(&self, device: u32) -> Option<(u8, &Uplink)> {

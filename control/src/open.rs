@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use skein_dataplane::ids::{LinkId, QueueId};
 use skein_dataplane::io::Link;
+use skein_dataplane::io::claims::Claims;
 use skein_dataplane::io::device::Device;
 use skein_dataplane::io::features::{FEATURE_NAMES, Features};
 use skein_dataplane::io::open::{OpenError, OpenOptions, open_links};
@@ -84,11 +85,13 @@ pub trait Opener: Send {
     /// Removes the host end of a pod's veth, whose links are closed.
     fn remove_pod(&mut self, endpoint: &Endpoint) -> Result<(), String>;
 
-    /// Opens an uplink, asking `number` for each queue's link.
+    /// Opens an uplink, asking `number` for each queue's link. `claims` are the ports of the
+    /// node's that it sends to the datapath beside the overlay's.
     fn open_uplink(
         &mut self,
         device: &str,
         overlay: Overlay,
+        claims: &Claims,
         number: &mut dyn FnMut() -> LinkId,
         pool: &mut FramePool,
     ) -> Result<Opened, String>;
@@ -131,11 +134,14 @@ impl XdpOpener {
         &self,
         device: &Device,
         queues: &[(QueueId, LinkId)],
-        kind: LinkKind,
+        (kind, claims): (LinkKind, Option<&Claims>),
         mode: XdpMode,
         pool: &mut FramePool,
     ) -> Result<Opened, OpenError> {
-        let options = OpenOptions::new(kind, mode, &self.bpffs);
+        let options = OpenOptions {
+            claims,
+            ..OpenOptions::new(kind, mode, &self.bpffs)
+        };
         let (links, handle) = open_links(device, queues, &options, &self.factory, pool)?;
         let ids = queues.iter().map(|&(_, id)| id);
         let boxed = links
@@ -157,7 +163,7 @@ impl XdpOpener {
     ) -> Result<Opened, String> {
         let queues = [(QueueId(0), link)];
         let opened = self
-            .open(device, &queues, kind, self.pods, pool)
+            .open(device, &queues, (kind, None), self.pods, pool)
             .map_err(|e| e.to_string())?;
         if let Err(error) = self.netlink.set_up(device.index) {
             for (_, link) in opened.links {
@@ -255,6 +261,7 @@ impl Opener for XdpOpener {
         &mut self,
         device: &str,
         overlay: Overlay,
+        claims: &Claims,
         number: &mut dyn FnMut() -> LinkId,
         pool: &mut FramePool,
     ) -> Result<Opened, String> {
@@ -265,7 +272,7 @@ impl Opener for XdpOpener {
             .collect();
         loop {
             let kind = LinkKind::Uplink(overlay);
-            match self.open(&device, &queues, kind, self.uplink, pool) {
+            match self.open(&device, &queues, (kind, Some(claims)), self.uplink, pool) {
                 Ok(opened) => return Ok(opened),
                 // A device may have more queues than are switched on: the first that is not
                 // tells how many are.

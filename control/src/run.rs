@@ -18,11 +18,13 @@ use crate::config::{Config, OverlayMode, Source, UplinkIo};
 use crate::endpoint::Endpoints;
 use crate::host::HostKernel;
 use crate::identity::Allocator;
+use crate::journal::{self, Journal, Restored};
 use crate::lock::AgentLock;
 use crate::netlink::{self, Netlink};
 use crate::observe::{self, Counters, Shared};
 use crate::open::{Opener, XdpOpener};
 use crate::pods::PodIdentities;
+use crate::reserved;
 use crate::watch::directory::DirectorySource;
 use crate::workers::{CHUNKS, Datapath};
 
@@ -98,6 +100,7 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
     let store = FrameStore::new(CHUNKS).map_err(said)?;
     let opener = opener(&config, &store)?;
     let datapath = Datapath::start(&config, store, opener)?;
+    let journal = go_on(&config, &datapath)?;
     let counters = datapath.group().shared_stats().into_iter();
     let shared = Shared::new(
         counters
@@ -146,6 +149,7 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
     let (free, total) = Agent::new(parts, datapath, shared)
         .run(commands, source_events, kernel_notices, stopped)
         .await;
+    drop(journal);
     if free == total {
         tracing::info!("frames: {free} of {total}");
         Ok(())
@@ -155,6 +159,25 @@ async fn live(config: Config, opener: MakeOpener) -> Result<(), RunError> {
             total.abs_diff(free)
         )))
     }
+}
+
+/// Brings back the connections of an earlier agent, before any device is open, and keeps them.
+fn go_on(config: &Config, datapath: &Datapath) -> Result<Journal, RunError> {
+    let directory = &config.state.directory;
+    match journal::restore(directory, datapath.shared()) {
+        Ok(found) if found == Restored::default() => {}
+        Ok(Restored { restored, refused }) => {
+            tracing::info!(restored, refused, "connections of an earlier agent go on");
+        }
+        Err(error) => tracing::warn!(%error, "the journal of connections cannot be read"),
+    }
+    if config.masquerade.enabled
+        && let Err(error) = reserved::reserve(config.masquerade.ports)
+    {
+        tracing::warn!(%error, ports = %config.masquerade.ports, "the ports of masquerade are not reserved: programs of the node may be given them; add them to net.ipv4.ip_local_reserved_ports");
+    }
+    Journal::start(directory, datapath.shared().clone())
+        .map_err(|error| RunError(format!("thread: {error}")))
 }
 
 fn check_uplinks(config: &Config, kernel: &mut Netlink) -> Result<(), RunError> {

@@ -5,16 +5,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use skein_cni::agent::Attachment;
+use skein_dataplane::conntrack::{Limits, PortPool};
 use skein_dataplane::ids::{EndpointId, Generation, LinkId, WorkerId};
+use skein_dataplane::io::claims::Claims;
 use skein_dataplane::io::pool::{FramePool, FrameStore};
 use skein_dataplane::io::program::Overlay;
+use skein_dataplane::slow::{Question, Shared};
 use skein_dataplane::snapshot::{self, Publisher, Snapshot};
 use skein_dataplane::stats::LinkStats;
 use skein_dataplane::wire::ethernet::MacAddr;
 use skein_dataplane::worker::{Group, PollMode, WorkerOptions};
+use tokio::sync::Notify;
 
 use crate::compile::{HostPlaced, Placed, UplinkLink};
 use crate::config::{self, Config};
@@ -32,6 +36,20 @@ const FLOWS: usize = 1 << 16;
 
 /// How long a worker may take to close a link.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+
+/// How many connections there may be where none is configured: a five-hundredth of the memory
+/// for them, as many as a busy node needs on any machine, and no burden on a small one.
+fn limits(configured: u32) -> Limits {
+    const LEAST: usize = 65_536;
+    const MOST: usize = 1 << 20;
+    if configured > 0 {
+        return Limits::new(configured as usize);
+    }
+    let machine = rustix::system::sysinfo();
+    let memory = machine.totalram as u64 * u64::from(machine.mem_unit);
+    let fitting = Limits::within(usize::try_from(memory / 500).unwrap_or(usize::MAX));
+    Limits::new(fitting.connections().clamp(LEAST, MOST))
+}
 
 /// The CPUs of the workers where none are configured: half of those that this process may run
 /// on, at least one, at most four.
@@ -130,6 +148,10 @@ pub struct Datapath {
     pods: BTreeMap<Attachment, PodLink>,
     uplinks: BTreeMap<u8, UplinkDevice>,
     host: Option<HostLink>,
+    started: SystemTime,
+    shared: Arc<Shared>,
+    claims: Arc<Claims>,
+    questions: Arc<Notify>,
 }
 
 /// A link that was opened and handed to a worker.
@@ -158,6 +180,17 @@ impl Datapath {
                 .map(|&cpu| cpu as usize)
                 .collect()
         };
+        let questions = Arc::new(Notify::new());
+        let wake = questions.clone();
+        let claims = Arc::new(Claims::default());
+        let range = config.masquerade.ports;
+        // Port zero is nobody's; a range of it alone is none.
+        let ports = range.first.max(1)..=range.last;
+        let pool = PortPool::with_claims(ports, Box::new(claims.clone()));
+        let limits = limits(config.conntrack.max);
+        let shared = Arc::new(Shared::new(limits, pool, cpus.len(), move || {
+            wake.notify_one();
+        }));
         let options = WorkerOptions {
             cpus,
             poll: match config.workers.poll {
@@ -166,12 +199,14 @@ impl Datapath {
                 config::PollMode::Interrupt => PollMode::Interrupt,
             },
             flows: FLOWS,
+            shared: shared.clone(),
         };
         let mut publisher = Publisher::new(Snapshot::empty(snapshot::Node {
             router_mac: MacAddr::ZERO,
             overlay_port: config.overlay.port,
             addresses: Vec::new(),
         }));
+        let started = SystemTime::now();
         let group = Group::start(&options, &store, &mut publisher).map_err(|e| e.to_string())?;
         Ok(Self {
             group,
@@ -183,7 +218,40 @@ impl Datapath {
             pods: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             host: None,
+            started,
+            shared,
+            claims,
+            questions,
         })
+    }
+
+    /// Tells when workers have questions.
+    #[must_use]
+    pub fn questions(&self) -> Arc<Notify> {
+        self.questions.clone()
+    }
+
+    /// The oldest question of a worker.
+    #[must_use]
+    pub fn question(&self) -> Option<Question> {
+        self.shared.questions.take()
+    }
+
+    /// When the workers' clock began.
+    #[must_use]
+    pub fn started(&self) -> SystemTime {
+        self.started
+    }
+
+    /// Gives ports back that an earlier agent claimed for connections which did not come back.
+    pub fn settle_claims(&self) {
+        self.claims.settle();
+    }
+
+    /// What the workers share.
+    #[must_use]
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The workers.
@@ -388,7 +456,7 @@ impl Datapath {
         };
         let opened = self
             .opener
-            .open_uplink(device, overlay, &mut number, &mut pool);
+            .open_uplink(device, overlay, &self.claims, &mut number, &mut pool);
         drop(pool);
         let used: Vec<LinkId> = match &opened {
             Ok(opened) => opened.links.iter().map(|(id, _)| *id).collect(),

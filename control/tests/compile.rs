@@ -11,7 +11,7 @@ use skein_control::compile::{
 use skein_control::neighbour::Underlay;
 use skein_control::state::{Change, ClusterState, Endpoint, Node, Object, Phase, Pod, PodKey};
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
-use skein_dataplane::snapshot::{self, Snapshot};
+use skein_dataplane::snapshot::{self, Masquerade, Snapshot};
 use skein_dataplane::wire::ethernet::MacAddr;
 
 fn ip(text: &str) -> IpAddr {
@@ -110,6 +110,7 @@ impl World {
                 state: &self.state,
                 identities: &self.identities,
                 underlay: &Underlay::default(),
+                masquerade: &Masquerade::default(),
                 peers: &self.peers,
                 uplinks: &self.uplinks,
                 host: self.host,

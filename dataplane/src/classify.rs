@@ -32,6 +32,8 @@ pub enum Source<'a> {
         /// What the VNI says of the sender.
         identity: IdentityId,
     },
+    /// Outside the cluster, or a node's own traffic, by an uplink and without a tunnel.
+    Outside,
 }
 
 /// Checks that a frame from a pod's link claims nothing that is not the pod's.
@@ -69,16 +71,21 @@ pub fn host<'a>(
     Ok(Source::Host(host))
 }
 
-/// Checks the outer headers of a packet from an uplink; `payload` is the UDP payload.
+/// Whether a packet from an uplink is one of the overlay: to its port, at an address of this node.
+#[must_use]
+pub fn is_overlay(tables: &Snapshot, headers: &Headers) -> bool {
+    let node = tables.node();
+    headers.protocol == protocol::UDP
+        && headers.dst_port == node.overlay_port
+        && node.addresses.contains(&headers.dst())
+}
+
+/// Checks the outer headers of a packet of the overlay; `payload` is the UDP payload.
 pub fn overlay<'a>(
     tables: &Snapshot,
     outer: &Headers,
     payload: &[u8],
 ) -> Result<Source<'a>, DropReason> {
-    let node = tables.node();
-    if outer.dst_port != node.overlay_port || !node.addresses.contains(&outer.dst()) {
-        return Err(DropReason::NotVxlan);
-    }
     let vni = VxlanHeader::new(payload)?.vni();
     let peer = tables
         .peer_by_address(outer.src())
@@ -89,6 +96,18 @@ pub fn overlay<'a>(
         outer_src: outer.src_bytes,
         identity,
     })
+}
+
+/// Checks a packet that an uplink took in without a tunnel.
+pub fn outside(tables: &Snapshot, headers: &Headers) -> Result<Source<'static>, DropReason> {
+    match headers.kind {
+        L3::Arp { .. } => Err(DropReason::NotForUs),
+        L3::V4 { .. } | L3::V6 { .. } => {
+            to_one_host(headers)?;
+            not_to_overlay(tables, headers)?;
+            Ok(Source::Outside)
+        }
+    }
 }
 
 /// Checks that the inner frame of an overlay packet is addressed to this node's router.

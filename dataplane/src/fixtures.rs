@@ -3,8 +3,11 @@
 //! it has the addresses .P and ::P, link and endpoint number P.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
+use crate::conntrack::{Limits, PortPool};
 use crate::ids::{EndpointId, IdentityId, LinkId, PeerId};
+use crate::slow::Shared;
 use crate::snapshot::{Endpoint, Hop, Node, Peer, Prefix, RemotePod, router_mac};
 use crate::wire::ethernet::MacAddr;
 
@@ -16,6 +19,13 @@ pub const UPLINK: LinkId = LinkId(0);
 
 /// The number of every fixture node's host link.
 pub const HOST_LINK: LinkId = LinkId(99);
+
+/// What the workers of a fixture node share: room for 3072 connections.
+#[must_use]
+pub fn shared() -> Arc<Shared> {
+    let ports = PortPool::new(61_000..=61_999);
+    Arc::new(Shared::new(Limits::new(3072), ports, 4, || {}))
+}
 
 /// The underlay address of a node.
 #[must_use]
@@ -175,6 +185,7 @@ pub fn flow_key(number: u16) -> crate::flow::FlowKey {
         dst_port: 53,
         icmp: None,
         tcp_flags: crate::parse::TcpFlags(0),
+        sctp: None,
         fragment: crate::parse::Fragment::None,
         fragment_id: 0,
     };

@@ -21,6 +21,7 @@ use crate::io::packet::Packet;
 use crate::io::pool::FramePool;
 use crate::io::umem::Umem;
 use crate::parse::{EthernetHeader, Headers};
+use crate::reset;
 use crate::snapshot::Endpoint;
 use crate::time::Instant;
 use crate::verdict::DropReason;
@@ -51,6 +52,8 @@ pub enum Trouble {
     NoRoute,
     /// The gateway has it, and serves nothing there.
     NoListener,
+    /// It is a Service's, and nobody serves it now: a TCP client gets a reset.
+    NobodyServes,
 }
 
 impl Trouble {
@@ -61,6 +64,7 @@ impl Trouble {
             DropReason::TtlExceeded => Some(Self::Expired),
             DropReason::NoRoute => Some(Self::NoRoute),
             DropReason::GatewayRefused => Some(Self::NoListener),
+            DropReason::NoEndpoints | DropReason::NoServicePort => Some(Self::NobodyServes),
             _ => None,
         }
     }
@@ -70,7 +74,9 @@ impl Trouble {
     pub fn may_be_told(self, headers: &Headers) -> bool {
         match self {
             Self::TooBig { .. } => headers.permits_too_big(),
-            Self::Expired | Self::NoRoute | Self::NoListener => headers.permits_icmp_error(),
+            Self::Expired | Self::NoRoute | Self::NoListener | Self::NobodyServes => {
+                headers.permits_icmp_error()
+            }
         }
     }
 
@@ -82,7 +88,7 @@ impl Trouble {
             },
             Self::Expired => IcmpError::TimeExceeded,
             Self::NoRoute => unreachable(icmp::CODE_HOST_UNREACHABLE),
-            Self::NoListener => unreachable(icmp::CODE_PORT_UNREACHABLE),
+            Self::NoListener | Self::NobodyServes => unreachable(icmp::CODE_PORT_UNREACHABLE),
         }
     }
 
@@ -92,7 +98,7 @@ impl Trouble {
             Self::TooBig { mtu } => Icmpv6Error::PacketTooBig { mtu },
             Self::Expired => Icmpv6Error::TimeExceeded,
             Self::NoRoute => unreachable(icmpv6::CODE_NO_ROUTE),
-            Self::NoListener => unreachable(icmpv6::CODE_PORT_UNREACHABLE),
+            Self::NoListener | Self::NobodyServes => unreachable(icmpv6::CODE_PORT_UNREACHABLE),
         }
     }
 }
@@ -144,6 +150,11 @@ pub fn write(
         dst: endpoint.mac,
         src: endpoint.gateway_mac,
     };
+    if trouble == Trouble::NobodyServes && reset::answers(headers) {
+        let mut segment = [0; reset::FRAME_MAX_LEN];
+        let built = reset::build(&mut segment, l2, headers, packet.head(umem));
+        return built.is_some_and(|len| replace(packet, umem, pool, &segment[..len]));
+    }
     let mut error = [0; LONGEST];
     let offending = &packet.head(umem)[usize::from(headers.l3_offset)..];
     let built = if headers.is_v4() {
@@ -153,15 +164,17 @@ pub fn write(
         let source = GATEWAY_V6.octets();
         icmpv6::build_error(&mut error, l2, source, trouble.to_v6(), offending)
     };
-    let Some(len) = built else {
-        return false;
-    };
+    built.is_some_and(|len| replace(packet, umem, pool, &error[..len]))
+}
+
+/// Makes the packet one of these bytes.
+fn replace(packet: &mut Packet, umem: &Umem, pool: &mut FramePool, bytes: &[u8]) -> bool {
     // Only the head stays: it alone was quoted from, and its frame has room for any error.
     packet.truncate(packet.segments()[0].len(), pool);
-    if !packet.resize_head(len) {
+    if !packet.resize_head(bytes.len()) {
         return false;
     }
-    packet.head_mut(umem).copy_from_slice(&error[..len]);
+    packet.head_mut(umem).copy_from_slice(bytes);
     packet.partial_checksum = None;
     true
 }

@@ -5,14 +5,18 @@
 //! A [`worker`] receives a batch from one of its links ([`io`]) and hands it to the
 //! [`pipeline`]. Each packet is parsed once ([`parse`] over [`wire`]); questions for the gateway
 //! are answered on the spot ([`hairpin`]); [`classify`] finds out who sent it and whether it may
-//! claim so. Its [`flow`] usually has an action already; if not, the [`slow`] path decides from
-//! the tables ([`snapshot`]; for a Service's address, [`service`] chooses the backend) and the
-//! flow keeps the decision. The action is applied: checksums
-//! completed ([`offload`], and for tunnels that a pod makes itself [`nested`]), TTL and MACs
-//! rewritten ([`rewrite`]), what is too large cut ([`fragment`]), tunnel header pushed
-//! ([`encap`]). The packet leaves by the link that the action names, or by the worker that owns
-//! that link. What is dropped on the way has a reason ([`verdict`]) and a counter ([`stats`]),
-//! and its sender is told where that helps ([`icmp_error`]).
+//! claim so; a fragment learns its ports from the first of its packet ([`first_fragment`]). Its
+//! [`flow`] usually has an action already; if not, the [`slow`] path decides, by the connection
+//! that it belongs to ([`conntrack`]), the Service that it is for ([`service`]) and what both
+//! ends allow ([`policy`]), from the tables ([`snapshot`]), and the flow keeps the decision. (An
+//! ICMP error follows the connection of the packet that it quotes: [`related`].) The action is
+//! applied: checksums completed ([`offload`], and for tunnels that a pod makes itself
+//! [`nested`]), TTL and MACs rewritten ([`rewrite`]), addresses and ports translated
+//! ([`translate`]), what is too large cut ([`fragment`]), tunnel header pushed ([`encap`]). The
+//! packet leaves by the link that the action names, or by the worker that owns that link. What
+//! is dropped on the way has a reason ([`verdict`]) and a counter ([`stats`]), and its sender is
+//! told where that helps ([`icmp_error`], [`reset`]); people are told of new flows and of drops
+//! ([`events`]).
 //!
 //! Deliberately absent: clocks, logging and allocation on that way; any knowledge of
 //! Kubernetes; unsafe code outside [`io`].
@@ -28,6 +32,10 @@ pub mod pipeline;
 
 pub mod icmp_error;
 
+pub mod reset;
+
+pub mod events;
+
 pub mod wire;
 
 pub mod parse;
@@ -36,17 +44,27 @@ pub mod hairpin;
 
 pub mod classify;
 
+pub mod first_fragment;
+
 pub mod flow;
 
 pub mod slow;
 
+pub mod conntrack;
+
 pub mod service;
+
+pub mod policy;
+
+pub mod related;
 
 pub mod offload;
 
 pub mod nested;
 
 pub mod rewrite;
+
+pub mod translate;
 
 pub mod fragment;
 

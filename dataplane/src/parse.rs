@@ -19,6 +19,7 @@ use crate::wire::ethernet::{
 use crate::wire::icmp::{self, Icmp};
 use crate::wire::ipv4::Ipv4;
 use crate::wire::ipv6::{self, Extension, FragmentHeader, Ipv6};
+pub use crate::wire::sctp::Chunk;
 use crate::wire::sctp::{self, Sctp};
 use crate::wire::tcp::Tcp;
 pub use crate::wire::tcp::TcpFlags;
@@ -117,6 +118,8 @@ pub struct Headers {
     pub icmp: Option<(u8, u8)>,
     /// TCP flags, else none set.
     pub tcp_flags: TcpFlags,
+    /// The verification tag and first chunk of SCTP, if the head shows them.
+    pub sctp: Option<Chunk>,
     /// Which part of a packet this is.
     pub fragment: Fragment,
     /// What joins its fragments: IPv4 identification (always there), or that of the IPv6
@@ -335,6 +338,7 @@ impl Frame<'_> {
             dst_port: 0,
             icmp: None,
             tcp_flags: TcpFlags::default(),
+            sctp: None,
             fragment: Fragment::None,
             fragment_id: 0,
         }
@@ -530,6 +534,7 @@ fn parse_l4(frame: &Frame<'_>, l4: usize, out: &mut Headers) -> Result<(), Parse
             let sctp = Sctp::new(bytes)?;
             out.src_port = sctp.src_port();
             out.dst_port = sctp.dst_port();
+            out.sctp = Chunk::first(sctp.tag(), &bytes[sctp::HEADER_LEN..]);
             sctp::HEADER_LEN
         }
         (protocol::ICMP, L3::V4 { .. }) => {

@@ -1,16 +1,22 @@
 //! A packet's way, as one straight line.
 //!
 //! ```text
-//!  parse ─▶ classify ─▶ flow table ──hit──▶ rewrite ─▶ cut, if too large ─▶ encap ─▶ egress link
+//!  parse ─▶ classify ─▶ flow table ──hit──▶ rewrite ─▶ translate ─▶ cut, if too large ─▶ encap ─▶ egress link
 //!                           └─miss─▶ slow path ─┘
 //! ```
 //!
 //! Sans-IO: packets come in as values, with the tables and the time; each goes out as a packet
 //! for a link, or as its fragments, or its frames go back to the pool and its reason to a
-//! counter. A pod is told what became of its packet where it can act upon that.
+//! counter. A pod is told what became of its packet where it can act upon that. A later fragment
+//! that comes before its first waits for it.
+
+use std::sync::Arc;
 
 use crate::classify::{self, Source};
+use crate::conntrack::{Connections, Segment, Tuple};
 use crate::encap;
+use crate::events::{FlowEvent, Told};
+use crate::first_fragment::{Answer as Whole, Fragments, Origin};
 use crate::flow::{Action, Delivery, FlowKey, FlowTable, Lookup};
 use crate::fragment::{self, MAX_FRAGMENTS};
 use crate::hairpin::{self, Answer};
@@ -21,12 +27,14 @@ use crate::io::pool::FramePool;
 use crate::io::umem::Umem;
 use crate::nested;
 use crate::offload;
-use crate::parse::{Headers, parse, parse_vxlan};
+use crate::parse::{Headers, L3, parse, parse_vxlan};
+use crate::related::Quote;
 use crate::rewrite;
-use crate::slow;
+use crate::slow::{self, Ask, Shared};
 use crate::snapshot::{Endpoint, LinkRole, Snapshot};
 use crate::stats::WorkerStats;
 use crate::time::Instant;
+use crate::translate::Translation;
 use crate::verdict::DropReason;
 
 /// What a worker's pipeline keeps from batch to batch.
@@ -34,7 +42,11 @@ use crate::verdict::DropReason;
 pub struct Pipeline {
     worker: WorkerId,
     flows: FlowTable,
+    shared: Arc<Shared>,
     errors: Limiter,
+    told: Told,
+    /// What first fragments said, and later ones that came too early.
+    parts: Fragments,
     /// The fragments of the packet under way.
     fragments: Vec<Packet>,
 }
@@ -62,6 +74,8 @@ enum End {
     Told(LinkId, DropReason),
     /// It was for the gateway, and is done with.
     Consumed,
+    /// It is a later fragment that came before its first: held, with these headers.
+    Early(Origin, Headers),
 }
 
 /// Why a packet goes no further, and what its sender can be told about that.
@@ -83,11 +97,14 @@ impl<R: Into<DropReason>> From<R> for Refusal {
 impl Pipeline {
     /// The pipeline of a worker, with room for that many flows.
     #[must_use]
-    pub fn new(worker: WorkerId, flows: usize) -> Self {
+    pub fn new(worker: WorkerId, flows: usize, shared: Arc<Shared>) -> Self {
         Self {
             worker,
             flows: FlowTable::new(flows),
+            shared,
             errors: Limiter::default(),
+            told: Told::default(),
+            parts: Fragments::default(),
             fragments: Vec::with_capacity(MAX_FRAGMENTS),
         }
     }
@@ -108,8 +125,7 @@ impl Pipeline {
         pool: &mut FramePool,
         mut forward: impl FnMut(&mut FramePool, LinkId, Packet),
     ) {
-        let Context { tables, stats, .. } = context;
-        let role = tables.link(ingress).map(|entry| entry.role);
+        let role = context.tables.link(ingress).map(|entry| entry.role);
         for mut packet in batch.drain(..) {
             let end = match role {
                 Some(role @ (LinkRole::Pod(_) | LinkRole::Host)) => {
@@ -118,30 +134,98 @@ impl Pipeline {
                 Some(LinkRole::Uplink(_)) => self.uplink_packet(&mut packet, context, pool),
                 None => Err(DropReason::UnknownLink),
             };
-            match end {
-                Ok(End::Forward(link)) => forward(pool, link, packet),
-                Ok(End::Fragments(link)) => {
-                    stats.fragments.add(self.fragments.len() as u64);
-                    pool.give_packet(packet);
-                    for fragment in self.fragments.drain(..) {
-                        forward(pool, link, fragment);
-                    }
-                }
-                Ok(End::Told(link, reason)) => {
-                    stats.drops(reason).add(1);
-                    stats.icmp_errors.add(1);
-                    forward(pool, link, packet);
-                }
-                Ok(End::Consumed) => {
-                    stats.answered.add(1);
-                    pool.give_packet(packet);
-                }
-                Err(reason) => {
-                    stats.drops(reason).add(1);
-                    pool.give_packet(packet);
-                }
+            self.leave(packet, end, context, pool, &mut forward);
+            while let Some((mut packet, headers, origin)) = self.parts.next_released() {
+                let end = self.resume(&mut packet, &headers, origin, context, pool);
+                self.leave(packet, end, context, pool, &mut forward);
             }
         }
+    }
+
+    /// Drops the fragments that have waited too long for the first of their packet: at each tick.
+    pub fn tick(&mut self, stats: &WorkerStats, now: Instant, pool: &mut FramePool) {
+        while let Some(packet) = self.parts.next_late(now) {
+            stats.drops(DropReason::FragmentWithoutFirst).add(1);
+            pool.give_packet(packet);
+        }
+    }
+
+    /// Gives back what is held, before the worker ends; returns how many packets that were.
+    pub fn clear(&mut self, pool: &mut FramePool) -> usize {
+        self.parts.clear(pool)
+    }
+
+    /// The end of a packet's way through here.
+    fn leave(
+        &mut self,
+        packet: Packet,
+        end: Result<End, DropReason>,
+        context: Context<'_>,
+        pool: &mut FramePool,
+        forward: &mut impl FnMut(&mut FramePool, LinkId, Packet),
+    ) {
+        let stats = context.stats;
+        match end {
+            Ok(End::Forward(link)) => forward(pool, link, packet),
+            Ok(End::Fragments(link)) => {
+                stats.fragments.add(self.fragments.len() as u64);
+                pool.give_packet(packet);
+                for fragment in self.fragments.drain(..) {
+                    forward(pool, link, fragment);
+                }
+            }
+            Ok(End::Told(link, reason)) => {
+                stats.drops(reason).add(1);
+                stats.icmp_errors.add(1);
+                forward(pool, link, packet);
+            }
+            Ok(End::Consumed) => {
+                stats.answered.add(1);
+                pool.give_packet(packet);
+            }
+            Ok(End::Early(origin, headers)) => {
+                if let Some(older) = self.parts.hold(packet, origin, &headers, context.now) {
+                    stats.drops(DropReason::FragmentWithoutFirst).add(1);
+                    pool.give_packet(older);
+                }
+            }
+            Err(reason) => {
+                stats.drops(reason).add(1);
+                pool.give_packet(packet);
+            }
+        }
+    }
+
+    /// A fragment that was held, now that the first of its packet has come.
+    fn resume(
+        &mut self,
+        packet: &mut Packet,
+        headers: &Headers,
+        origin: Origin,
+        context: Context<'_>,
+        pool: &mut FramePool,
+    ) -> Result<End, DropReason> {
+        let tables = context.tables;
+        let source = match origin {
+            Origin::Overlay {
+                peer,
+                outer_src,
+                identity,
+            } => Source::Overlay {
+                peer,
+                outer_src,
+                identity,
+            },
+            Origin::Outside => Source::Outside,
+            Origin::Veth => match tables.link(packet.ingress).map(|entry| entry.role) {
+                Some(LinkRole::Pod(id)) => tables.endpoint(id).map(|pod| Source::Pod(pod)),
+                Some(LinkRole::Host) => tables.host().map(Source::Host),
+                Some(LinkRole::Uplink(_)) | None => None,
+            }
+            .ok_or(DropReason::UnknownLink)?,
+        };
+        self.forward(packet, &source, headers, context, pool)
+            .map_err(|refusal| self.shown(headers, refusal, context.now))
     }
 
     /// From a pod, or from the node's own network stack.
@@ -159,8 +243,11 @@ impl Pipeline {
         }
         .ok_or(DropReason::UnknownLink)?;
         let headers = parse(packet.head(context.umem), packet.len())?;
-        self.admit(packet, (role, endpoint), &headers, context, pool)
-            .or_else(|refusal| self.tell(packet, endpoint, &headers, &refusal, context, pool))
+        let admitted = self.admit(packet, (role, endpoint), &headers, context, pool);
+        admitted.or_else(|refusal| {
+            self.show(&headers, refusal.reason, context.now);
+            self.tell(packet, endpoint, &headers, &refusal, context, pool)
+        })
     }
 
     fn admit(
@@ -195,19 +282,34 @@ impl Pipeline {
     ) -> Result<End, DropReason> {
         let head = packet.head(context.umem);
         let outer = parse(head, packet.len())?;
+        if !classify::is_overlay(context.tables, &outer) {
+            return self.plain_packet(packet, &outer, context, pool);
+        }
         let tunnel = parse_vxlan(head, &outer)?;
         let payload = &head[usize::from(outer.payload_offset)..];
         let source = classify::overlay(context.tables, &outer, payload)?;
         encap::pull(packet, tunnel.inner_offset.into())?;
         let inner = parse(packet.head(context.umem), packet.len())?;
-        classify::inner(context.tables, &inner)?;
-        encap::combine_ecn(outer.dscp_ecn, packet, context.umem, &inner)?;
-        self.forward(packet, &source, &inner, context, pool)
-            .map_err(|refusal| match refusal.trouble {
-                // Its sender keeps to the path's MTU, and this pod's is less.
-                Some(Trouble::TooBig { .. }) => DropReason::TooBigForPod,
-                _ => refusal.reason,
-            })
+        let judged = classify::inner(context.tables, &inner)
+            .and_then(|()| encap::combine_ecn(outer.dscp_ecn, packet, context.umem, &inner))
+            .map_err(Refusal::from);
+        judged
+            .and_then(|()| self.forward(packet, &source, &inner, context, pool))
+            .map_err(|refusal| self.shown(&inner, refusal, context.now))
+    }
+
+    /// From an uplink, without a tunnel: an answer to what was translated here, or for a Service.
+    fn plain_packet(
+        &mut self,
+        packet: &mut Packet,
+        headers: &Headers,
+        context: Context<'_>,
+        pool: &mut FramePool,
+    ) -> Result<End, DropReason> {
+        let source = classify::outside(context.tables, headers)?;
+        packet.partial_checksum = offload::unfinished(packet, context.umem, headers);
+        self.forward(packet, &source, headers, context, pool)
+            .map_err(|refusal| self.shown(headers, refusal, context.now))
     }
 
     /// From here on every packet goes the same way, whatever it came in by.
@@ -220,25 +322,76 @@ impl Pipeline {
         pool: &mut FramePool,
     ) -> Result<End, Refusal> {
         let Context {
-            tables, stats, now, ..
+            tables,
+            umem,
+            stats,
+            now,
         } = context;
         trim_padding(packet, headers)?;
+        let mut headers = *headers;
+        if self.parts.resolve(packet, source, &mut headers, now) == Whole::Early {
+            return Ok(End::Early(Origin::of(source), headers));
+        }
+        let headers = &headers;
         let key = FlowKey::new(source, headers);
         let hash = self.flows.hash(&key);
         let now_ms = now.millis_wrapping();
+        let connections = &self.shared.connections;
         let fragments = &mut self.fragments;
         match self.flows.lookup(hash, &key, tables.epochs(), now_ms) {
-            Lookup::Hit(action) => {
+            Lookup::Hit(action) if observe(action, connections, headers, now) => {
                 stats.flow_hits.add(1);
-                return apply(action, packet, headers, context.umem, pool, fragments);
+                return apply(action, packet, headers, umem, pool, fragments);
             }
-            Lookup::Stale => stats.flow_stale.add(1),
+            Lookup::Hit(_) | Lookup::Stale => stats.flow_stale.add(1),
             Lookup::Miss => stats.flow_misses.add(1),
         }
-        let action = slow::decide(source, headers, tables, self.worker, hash)?;
+        let ask = Ask {
+            source,
+            headers,
+            tables,
+            shared: &self.shared,
+            worker: self.worker,
+            hash,
+            now,
+        };
+        if headers.is_icmp_error() {
+            return relate(&ask, packet, umem);
+        }
+        let action = slow::decide(&ask)?;
+        observe(&action, connections, headers, now);
+        if let Some(events) = self.shared.events.get(usize::from(self.worker.0)) {
+            let to = action.translation.as_ref().map(Translation::result);
+            let translated = to.copied().unwrap_or_else(|| Tuple::of(headers));
+            let way = action.conn.map(|(_, way)| way);
+            events.tell(FlowEvent::forwarded(headers, translated, way, now));
+        }
         let (action, evicted) = self.flows.insert(hash, key, action, now_ms);
         stats.flow_evictions.add(evicted.into());
-        apply(action, packet, headers, context.umem, pool, fragments)
+        apply(action, packet, headers, umem, pool, fragments)
+    }
+
+    /// Tells people of a drop, unless they have just been told.
+    #[cold]
+    fn show(&mut self, headers: &Headers, reason: DropReason, now: Instant) {
+        if matches!(headers.kind, L3::Arp { .. }) {
+            return;
+        }
+        let event = FlowEvent::dropped(headers, reason, now);
+        if self
+            .told
+            .is_news(&event.tuple, reason, now.millis_wrapping())
+            && let Some(events) = self.shared.events.get(usize::from(self.worker.0))
+        {
+            events.tell(event);
+        }
+    }
+
+    /// The reason of a drop whose sender is not told, since it is not on this node.
+    fn shown(&mut self, headers: &Headers, refusal: Refusal, now: Instant) -> DropReason {
+        let reason = untold(refusal);
+        self.show(headers, reason, now);
+        reason
     }
 
     /// Makes a pod's packet the error about itself, where the pod may be told.
@@ -265,6 +418,39 @@ impl Pipeline {
             Err(reason)
         }
     }
+}
+
+/// Why a packet is dropped whose sender is not told, since it is not on this node.
+fn untold(refusal: Refusal) -> DropReason {
+    match refusal.trouble {
+        // Its sender keeps to the path's MTU, and this pod's is less.
+        Some(Trouble::TooBig { .. }) => DropReason::TooBigForPod,
+        _ => refusal.reason,
+    }
+}
+
+/// Tells the packet's connection of it; false when that is no more, and the decision with it.
+#[inline]
+fn observe(action: &Action, connections: &Connections, headers: &Headers, now: Instant) -> bool {
+    action
+        .conn
+        .is_none_or(|(conn, way)| connections.observe(conn, way, Segment::from(headers), now))
+}
+
+/// An ICMP error goes to whom the packet that it quotes came from. Nothing is kept: the next one
+/// is about another packet.
+#[cold]
+fn relate(ask: &Ask<'_>, packet: &mut Packet, umem: &Umem) -> Result<End, Refusal> {
+    let headers = ask.headers;
+    let quote = Quote::read(packet.head(umem), headers).ok_or(DropReason::IcmpErrorUnrelated)?;
+    let related = slow::relate(ask, &quote)?;
+    let action = &related.action;
+    if action.decrement_ttl {
+        rewrite::decrement_ttl(packet, umem, headers)?;
+    }
+    quote.rewrite(packet, umem, headers, related.ends, &related.quoted)?;
+    deliver(&action.delivery, packet, headers, umem)?;
+    Ok(End::Forward(action.egress))
 }
 
 /// Cuts off what stands behind the IP packet. Short frames are padded to the least length of
@@ -300,6 +486,9 @@ fn apply(
     if action.nested {
         nested::finish(packet, umem, headers)?;
     }
+    if let Some(translation) = &action.translation {
+        translation.apply(packet, umem, headers)?;
+    }
     if !too_big {
         deliver(&action.delivery, packet, headers, umem)?;
         return Ok(End::Forward(action.egress));
@@ -328,6 +517,10 @@ fn deliver(
         Delivery::Tunnel(tunnel) => {
             offload::finish(packet, umem)?;
             tunnel.push(packet, umem, headers)
+        }
+        Delivery::Wire(addresses) => {
+            offload::finish(packet, umem)?;
+            rewrite::set_addresses(packet, umem, *addresses)
         }
     }
 }

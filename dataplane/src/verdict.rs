@@ -115,13 +115,20 @@ drop_reasons! {
     OverlayPort = "overlay_port",
     /// The kernel forwarded it into the host link, in the name of a pod or of another node.
     ForwardedClusterSource = "forwarded_cluster_source",
-    /// The kernel forwarded it into the host link from outside the cluster.
-    ForwardedFromOutside = "forwarded_from_outside",
+    /// By an uplink and without a tunnel, in the name of a pod or of this node.
+    ForeignPlainSource = "foreign_plain_source",
+    /// By an uplink and without a tunnel, and neither for a Service nor an answer to a connection.
+    NotForUs = "not_for_us",
     /// From a node's own address to a node's own address: that is not the pod network's traffic.
     NodeToNode = "node_to_node",
     /// From the overlay to an address that is not on this node: nothing is forwarded twice.
     OverlayTransit = "overlay_transit",
 
+    // What policies say.
+    /// The receiving pod's network policies allow it by none of their rules.
+    PolicyDeniedIngress = "policy_denied_ingress",
+    /// The sending pod's network policies allow it by none of their rules.
+    PolicyDeniedEgress = "policy_denied_egress",
     // What Services refuse.
     /// To a Service that has no endpoint to serve it.
     NoEndpoints = "no_endpoints",
@@ -131,6 +138,21 @@ drop_reasons! {
     SourceRangeDenied = "source_range_denied",
     /// To the address of a Service, on a port or protocol that it does not have.
     NoServicePort = "no_service_port",
+    // What connections refuse.
+    /// An ICMP error that quotes a packet of no connection that is known.
+    IcmpErrorUnrelated = "icmp_error_unrelated",
+    /// A fragment whose first never came, or came too late.
+    FragmentWithoutFirst = "fragment_without_first",
+    /// A fragment of an SCTP packet that is to get other ports: its checksum spans the others.
+    SctpFragment = "sctp_fragment",
+    /// The table of connections is full of ones that are worth more.
+    ConnectionsFull = "connections_full",
+    /// The endpoint has its share of connections already, and the table is not empty enough for more.
+    ConnectionShareUsed = "connection_share_used",
+    /// No port is left for the translated source towards this destination.
+    NoFreePort = "no_free_port",
+    /// The source is to be the node's address, which has none of that IP version.
+    NoNodeAddress = "no_node_address",
 
     // What the route says.
     /// No endpoint, peer or route has this destination.

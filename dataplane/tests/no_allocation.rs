@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::frames::{self, Kind, frame};
 use common::naive;
-use skein_dataplane::fixtures::{UPLINK, endpoint, node, peer, pod_v4, remote};
+use skein_dataplane::fixtures::{UPLINK, endpoint, node, peer, pod_v4, remote, shared};
 use skein_dataplane::ids::{LinkId, WorkerId};
 use skein_dataplane::io::packet::Packet;
 use skein_dataplane::io::pool::{FramePool, FrameStore};
@@ -52,7 +52,7 @@ fn known_flows_pass_without_an_allocation() {
     let tables = builder.finish();
     let store = FrameStore::new(256).unwrap();
     let mut pool = FramePool::new(store.clone());
-    let mut pipeline = Pipeline::new(WorkerId(0), 64);
+    let mut pipeline = Pipeline::new(WorkerId(0), 64, shared());
     let stats = WorkerStats::new();
     assert_eq!(
         pod_v4(2, 1),

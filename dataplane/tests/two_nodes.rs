@@ -147,8 +147,8 @@ fn what_the_wire_may_not_bring_is_dropped_under_its_name() {
     // Ethernet at 50, inner addresses at 76 and 80.
     let cases = [
         (outer(26, &[192, 168, 77, 9]), DropReason::UnknownPeer),
-        (outer(30, &[192, 168, 77, 9]), DropReason::NotVxlan),
-        (outer(36, &[0, 53]), DropReason::NotVxlan),
+        (outer(30, &[192, 168, 77, 9]), DropReason::NotForUs),
+        (outer(36, &[0, 53]), DropReason::NotForUs),
         (outer(42, &[0]), DropReason::BadVxlanFlags),
         (outer(46, &[0, 0, 0]), DropReason::BadIdentity),
         (outer(50, &[2, 2, 2, 2, 2, 2]), DropReason::ForeignRouterMac),
@@ -278,14 +278,17 @@ fn a_change_is_seen_by_established_flows_at_their_next_packet_and_by_no_others()
     cluster.run();
     assert_eq!(cluster.count(1, |stats| stats.flow_stale.value()), 1);
     assert_eq!(cluster.count(1, |stats| stats.flow_hits.value()), 1);
-    // Other pods of that node come and go: nobody notices.
+    // Other pods of that node come and go: nobody notices who talks to a pod that is known.
+    let to_other = || frame(Kind::UdpV4, (1, 1), (2, 2), 64, b"x");
+    cluster.send(1, 1, to_other());
+    cluster.run();
     cluster.change(1, |builder| {
         builder
             .set_remote_pod(pod_v4(2, 77).into(), remote_pod(2, 77))
             .unwrap();
     });
     cluster.change(1, |builder| builder.remove_remote_pod(pod_v4(2, 77).into()));
-    cluster.send(1, 1, to_far());
+    cluster.send(1, 1, to_other());
     cluster.run();
     assert_eq!(cluster.count(1, |stats| stats.flow_stale.value()), 1);
     cluster.finish();

@@ -148,6 +148,18 @@ pub fn seen_source(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Seen> {
         .and_then(|output| result(&output.stdout))
 }
 
+/// Sends a datagram to a port where nobody listens.
+///
+/// # Errors
+/// If no ICMP error says so.
+pub fn udp_refused(from: &Netns, to: SocketAddr) -> Result<()> {
+    probe(from, None)?
+        .args(["udp-refused", &to.to_string()])
+        .timeout(SLACK)
+        .run()
+        .map(drop)
+}
+
 /// Datagrams as fast as one sender can; the receiver's count.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster;
 use crate::cmd::{self, Cmd};
 use crate::node::Node;
+use crate::pod::Netns;
 use crate::state::{self, LabRecord, Owner};
 use crate::teardown;
 use crate::{bins, wire};
@@ -42,6 +43,8 @@ pub struct LabOptions {
     /// Segmentation offloads off on the wire, so that nothing above the MTU crosses it in one
     /// piece, as on a real one.
     pub real_packets: bool,
+    /// A host outside the cluster, the nodes' default gateway.
+    pub outside: bool,
 }
 
 impl Default for LabOptions {
@@ -51,6 +54,7 @@ impl Default for LabOptions {
             mtu: 1500,
             underlay: Underlay::Dual,
             real_packets: false,
+            outside: false,
         }
     }
 }
@@ -64,6 +68,7 @@ pub struct Lab {
     /// Removes the lab if this process is killed: it waits for the end of its standard input.
     reaper: Option<Child>,
     persistent: bool,
+    has_outside: bool,
 }
 
 impl Lab {
@@ -95,6 +100,7 @@ impl Lab {
             nodes: Vec::new(),
             reaper: None,
             persistent: false,
+            has_outside: options.outside,
         };
         let record = LabRecord {
             name,
@@ -189,6 +195,18 @@ impl Lab {
     /// All nodes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// The host outside the cluster.
+    ///
+    /// # Errors
+    /// If the lab was made without one.
+    pub fn outside(&self) -> Result<Netns> {
+        ensure!(self.has_outside, "the lab has no outside host");
+        Ok(Netns {
+            lab: self.name.clone(),
+            name: wire::outside_namespace(&self.name),
+        })
     }
 
     /// Waits until each agent knows the way to every other node, to the next hop's MAC: a fresh

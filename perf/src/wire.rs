@@ -2,9 +2,11 @@
 //!
 //! Two nodes share one veth pair, `eth0` in both. One node, or more than two, are joined by a
 //! bridge in a namespace of its own, `<lab>-wire`: never in a node, whose kernel must stay free
-//! of anything that forwards. The bridge stands for the switch of a data centre.
+//! of anything that forwards. The bridge stands for the switch of a data centre. A host outside
+//! the cluster may stand on it too, in `<lab>-outside`: the nodes' default gateway, with an
+//! address of its own behind itself.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 
@@ -33,6 +35,27 @@ pub fn address_v6(node: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, u16::from(node))
 }
 
+/// The number of the outside host on the wire, beyond every node's.
+const OUTSIDE: u8 = 250;
+
+/// The outside host's addresses on the wire.
+pub fn outside_on_wire() -> [IpAddr; 2] {
+    [address_v4(OUTSIDE).into(), address_v6(OUTSIDE).into()]
+}
+
+/// The outside host's addresses that only a router leads to (RFC 5737, RFC 3849).
+pub fn outside_beyond() -> [IpAddr; 2] {
+    [
+        Ipv4Addr::new(203, 0, 113, 1).into(),
+        Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 1).into(),
+    ]
+}
+
+/// The name of the namespace of the outside host.
+pub fn outside_namespace(lab: &str) -> String {
+    format!("{lab}-outside")
+}
+
 /// The name of the namespace with the bridge.
 pub fn namespace(lab: &str) -> String {
     format!("{lab}-wire")
@@ -44,7 +67,7 @@ pub fn namespace(lab: &str) -> String {
 /// The `ip` or `ethtool` command that failed.
 pub fn build(lab: &str, nodes: &[String], options: &LabOptions) -> Result<()> {
     let mtu = options.mtu;
-    if let [one, two] = nodes {
+    if let ([one, two], false) = (nodes, options.outside) {
         ip(&format!(
             "link add name {UPLINK} mtu {mtu} netns {one} type veth \
              peer name {UPLINK} mtu {mtu} netns {two}"
@@ -71,6 +94,40 @@ pub fn build(lab: &str, nodes: &[String], options: &LabOptions) -> Result<()> {
     }
     for (number, node) in (1u8..).zip(nodes) {
         address(node, number, options)?;
+    }
+    if options.outside {
+        outside(lab, nodes, options)?;
+    }
+    Ok(())
+}
+
+/// The host outside, and the nodes' default routes to it.
+fn outside(lab: &str, nodes: &[String], options: &LabOptions) -> Result<()> {
+    let (wire, host, mtu) = (namespace(lab), outside_namespace(lab), options.mtu);
+    ip(&format!("netns add {host}"))?;
+    ip(&format!(
+        "link add name {UPLINK} mtu {mtu} netns {host} type veth \
+         peer name outside mtu {mtu} netns {wire}"
+    ))?;
+    ip(&format!("-n {wire} link set outside master switch0 up"))?;
+    if options.real_packets {
+        no_segmentation(&wire, "outside")?;
+    }
+    address(&host, OUTSIDE, options)?;
+    for (beyond, on_wire) in outside_beyond().into_iter().zip(outside_on_wire()) {
+        let unused = if beyond.is_ipv4() {
+            Underlay::V6
+        } else {
+            Underlay::V4
+        };
+        if options.underlay == unused {
+            continue;
+        }
+        let (length, family) = if beyond.is_ipv4() { (32, "-4") } else { (128, "-6") };
+        ip(&format!("-n {host} address add {beyond}/{length} dev lo"))?;
+        for node in nodes {
+            ip(&format!("-n {node} {family} route add default via {on_wire}"))?;
+        }
     }
     Ok(())
 }

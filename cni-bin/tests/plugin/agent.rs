@@ -124,7 +124,7 @@ fn name(request: &Request) -> &'static str {
         Request::Check { .. } => "check",
         Request::Gc { .. } => "gc",
         Request::Status => "status",
-        Request::View { .. } => "view",
+        Request::View { .. } | Request::Ask { .. } => "view",
     }
 }
 
@@ -232,6 +232,6 @@ fn answer(state: &mut State, host: &Netns, request: &Request) -> Reply {
             state.reserved.retain(|key, _| valid.contains(key));
             Reply::Done
         }
-        Request::Status | Request::View { .. } => Reply::Done,
+        Request::Status | Request::View { .. } | Request::Ask { .. } => Reply::Done,
     }
 }

@@ -133,6 +133,7 @@ impl Agent {
                 )),
             },
             Request::View { name } => self.view(&name),
+            Request::Ask { name, arguments } => self.ask(&name, &arguments),
             Request::Attach { .. } => Err(agent_error(code::REFUSED, "not here", "")),
         }
     }

@@ -11,6 +11,7 @@
 //! of changes together), answers ADDs whose tables every worker has. Nothing in a round waits
 //! for a worker, except closing a link, which has a limit.
 
+mod ask;
 mod cni;
 mod host;
 mod kernel;
@@ -24,9 +25,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use skein_cni::agent::{Attachment, Reply, Request};
+use skein_dataplane::events::FlowEvents;
 use skein_dataplane::ids::{Generation, PeerId};
 use skein_dataplane::io::program::Overlay;
-use skein_dataplane::snapshot::Snapshot;
+use skein_dataplane::slow::Question;
+use skein_dataplane::snapshot::{Masquerade, Prefix, Snapshot};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cni_server::{Backend, ConnectionId};
@@ -34,11 +37,13 @@ use crate::compile::service::Services;
 use crate::compile::{Compiled, Inputs, UplinkLink, compile, compile_endpoints};
 use crate::config::Config;
 use crate::endpoint::Endpoints;
+use crate::flows::History;
 use crate::host::{HostKernel, Wanted};
 use crate::neighbour::Underlay;
 use crate::netlink::{Netlink, Notice};
 use crate::observe::Shared;
 use crate::pods::PodIdentities;
+use crate::reserved;
 use crate::state::{Change, ClusterState, Node, ObjectKey};
 use crate::watch::{DocumentFault, Event};
 use crate::workers::{Datapath, HostLink};
@@ -57,6 +62,9 @@ const ASK_EVERY: Duration = Duration::from_millis(10);
 
 /// How often what failed is tried again, and neighbours that are not resolved are asked about.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// How often the ports of the node's own sockets are looked at.
+const LOOK_AT_SOCKETS: Duration = Duration::from_secs(5);
 
 /// How often identities are said to be in use.
 const REFRESH: Duration = Duration::from_mins(1);
@@ -166,6 +174,7 @@ pub struct Agent {
     /// The host's routes as they were last written.
     routes: Option<Vec<Wanted>>,
     underlay: Underlay,
+    masquerade: Masquerade,
     shared: Arc<Shared>,
     peers: BTreeMap<String, PeerId>,
     synced: bool,
@@ -181,8 +190,10 @@ pub struct Agent {
     waiting: Vec<Waiter>,
     early: Vec<Early>,
     faults: Faults,
+    history: History,
     retry: Instant,
     refresh: Instant,
+    look: Instant,
 }
 
 /// What an agent is made of.
@@ -205,6 +216,7 @@ impl Agent {
     #[must_use]
     pub fn new(parts: Parts, datapath: Datapath, shared: Arc<Shared>) -> Self {
         let now = Instant::now();
+        let history = History::new(datapath.started());
         let managed = "managed-neighbours";
         let managed = !parts
             .config
@@ -217,6 +229,12 @@ impl Agent {
         Self {
             underlay: Underlay::new(&parts.config.uplink.interfaces, managed),
             services: Services::new(services.enabled, node, services.node_port_range),
+            masquerade: Masquerade {
+                enabled: parts.config.masquerade.enabled,
+                exclude: (parts.config.masquerade.exclude.iter())
+                    .filter_map(|range| Prefix::new(range.address(), range.prefix()))
+                    .collect(),
+            },
             config: parts.config,
             started: now,
             state: ClusterState::default(),
@@ -237,8 +255,10 @@ impl Agent {
             waiting: Vec::new(),
             early: Vec::new(),
             faults: Faults::default(),
+            history,
             retry: now,
             refresh: now + REFRESH,
+            look: now,
         }
     }
 
@@ -252,6 +272,7 @@ impl Agent {
     ) -> (usize, usize) {
         let mut stop = std::pin::pin!(stop);
         self.restore();
+        let questions = self.datapath.questions();
         loop {
             self.settle(Instant::now());
             tokio::select! {
@@ -260,6 +281,7 @@ impl Agent {
                 Some(command) = commands.recv() => self.command(command),
                 Some(event) = events.recv() => self.event(event),
                 Some(notice) = notices.recv() => self.notice(notice),
+                () = questions.notified() => self.answer_questions(),
                 () = tokio::time::sleep_until(self.wake().into()) => {}
             }
         }
@@ -320,6 +342,7 @@ impl Agent {
     }
 
     fn try_again(&mut self, now: Instant) {
+        self.hear_of_flows();
         let mut changed = self.identities.retry(&self.state, now);
         if now >= self.refresh {
             self.refresh = now + REFRESH;
@@ -338,8 +361,48 @@ impl Agent {
             self.routes = None;
             self.route_host();
         }
+        self.look_at_sockets(now);
         // A large table of workers may have let go of old publications meanwhile.
         self.datapath.acknowledged();
+    }
+
+    /// Empties the workers' rings of events; returns how many they have lost since the start.
+    fn hear_of_flows(&mut self) -> u64 {
+        let rings = &self.datapath.shared().events;
+        for ring in rings {
+            while let Some(event) = ring.take() {
+                self.history.keep(event);
+            }
+        }
+        rings.iter().map(FlowEvents::lost).sum()
+    }
+
+    /// Keeps masquerade off the ports that programs of the node have.
+    fn look_at_sockets(&mut self, now: Instant) {
+        if !self.masquerade.enabled || now < self.look {
+            return;
+        }
+        self.look = now + LOOK_AT_SOCKETS;
+        match reserved::taken(self.config.masquerade.ports) {
+            Ok(ports) => self.datapath.shared().taken.set(ports),
+            Err(error) => tracing::warn!(%error, "the node's sockets cannot be read"),
+        }
+    }
+
+    /// Looks for what workers could not decide.
+    fn answer_questions(&mut self) {
+        let now = Instant::now();
+        let mut news = false;
+        while let Some(question) = self.datapath.question() {
+            match question {
+                Question::Neighbour { uplink, address } => {
+                    news |= self.underlay.want(uplink, address, now);
+                }
+            }
+        }
+        if news {
+            self.ask_kernel(Notice::Neighbours);
+        }
     }
 
     /// Something is another than what the tables say.
@@ -492,6 +555,7 @@ impl Agent {
             state: &self.state,
             identities: self.identities.by_pod(),
             underlay: &self.underlay,
+            masquerade: &self.masquerade,
             peers: &self.peers,
             uplinks: &uplinks,
             host: self.datapath.host().map(HostLink::placed),

@@ -453,7 +453,7 @@ impl Agent {
     }
 }
 
-fn document<T: Serialize>(view: &T) -> Result<Reply, AgentError> {
+pub(super) fn document<T: Serialize>(view: &T) -> Result<Reply, AgentError> {
     serde_json::to_value(view)
         .map(|document| Reply::View { document })
         .map_err(|error| agent_error(code::STATE, "the view cannot be written", error.to_string()))

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use skein_cni::agent::Attachment;
 use skein_dataplane::ids::{EndpointId, IdentityId, LinkId, PeerId, WorkerId};
-use skein_dataplane::snapshot::{self, Peer, RemotePod, Snapshot, SnapshotBuilder};
+use skein_dataplane::snapshot::{self, Masquerade, Peer, RemotePod, Snapshot, SnapshotBuilder};
 use skein_dataplane::wire::ethernet::MacAddr;
 
 pub use self::route::{primary, tunnel};
@@ -71,8 +71,10 @@ pub struct Inputs<'a> {
     pub state: &'a ClusterState,
     /// Identities of pods.
     pub identities: &'a BTreeMap<PodKey, IdentityId>,
-    /// The way to peers.
+    /// The way to peers, and out of the cluster.
     pub underlay: &'a Underlay,
+    /// Whose packets to the outside take the node's address.
+    pub masquerade: &'a Masquerade,
     /// Numbers of peers, by node name.
     pub peers: &'a BTreeMap<String, PeerId>,
     /// Opened queues of uplinks.
@@ -184,6 +186,7 @@ fn apply(last: &Snapshot, inputs: &Inputs<'_>, mut desired: Desired) -> Compiled
     let mut builder = SnapshotBuilder::new(last);
     let mut refused = Vec::new();
     builder.set_node(desired.node);
+    route::outside(inputs, &mut builder);
     apply_uplinks(last, inputs.uplinks, &mut builder, &mut refused);
     refused.extend(builder.set_host(desired.host.take()).err());
 

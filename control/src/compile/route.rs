@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use skein_dataplane::ids::PeerId;
-use skein_dataplane::snapshot::{self, Hop, Peer, Prefix, router_mac};
+use skein_dataplane::snapshot::{self, Exit, Hop, Peer, Prefix, SnapshotBuilder, router_mac};
 use skein_dataplane::wire::ethernet::MacAddr;
 
 use super::Inputs;
@@ -66,6 +66,23 @@ pub(super) fn peers(
         );
     }
     (node, peers)
+}
+
+/// The ways out of the cluster.
+pub(super) fn outside(inputs: &Inputs<'_>, builder: &mut SnapshotBuilder) {
+    let exits = inputs.underlay.exits().iter().filter_map(|route| {
+        let prefix = Prefix::new(route.destination, route.prefix)?;
+        let exit = Exit {
+            uplink: route.uplink,
+            gateway: route.gateway,
+            src_mac: route.source_mac,
+            mtu: route.mtu,
+        };
+        Some((prefix, exit))
+    });
+    builder.set_exits(exits);
+    builder.set_neighbours(inputs.underlay.outside());
+    builder.set_masquerade(inputs.masquerade);
 }
 
 fn prefix(range: Cidr) -> Option<Prefix> {

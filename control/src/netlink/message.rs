@@ -7,7 +7,7 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourState,
 };
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType, RouteVia,
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -43,6 +43,23 @@ pub struct Route {
     pub mtu: Option<u32>,
     /// Whether it is for another machine at all: neither local, nor refused.
     pub unicast: bool,
+}
+
+/// A route as it stands in a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableRoute {
+    /// First address of the destinations.
+    pub destination: IpAddr,
+    /// Length of their prefix, in bits.
+    pub prefix: u8,
+    /// Index of the device by which they are reached.
+    pub device: u32,
+    /// The next hop; `None` where they are on the link itself.
+    pub gateway: Option<IpAddr>,
+    /// The route's own MTU, in bytes, where it has one.
+    pub mtu: Option<u32>,
+    /// Of two routes to the same destinations, the one with the smaller metric counts.
+    pub metric: u32,
 }
 
 /// An entry of the neighbour tables.
@@ -132,6 +149,49 @@ pub(super) fn route(message: &RouteMessage, destination: IpAddr) -> Route {
         }
     }
     route
+}
+
+/// A unicast route of the main table. Of several next hops the first is taken.
+pub(super) fn table_route(answer: &RouteNetlinkMessage) -> Option<TableRoute> {
+    let RouteNetlinkMessage::NewRoute(message) = answer else {
+        return None;
+    };
+    let header = &message.header;
+    let any: IpAddr = match header.address_family {
+        AddressFamily::Inet => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        AddressFamily::Inet6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        _ => return None,
+    };
+    if header.kind != RouteType::Unicast || header.table != RouteHeader::RT_TABLE_MAIN {
+        return None;
+    }
+    let by = route(message, any);
+    let mut found = TableRoute {
+        destination: any,
+        prefix: header.destination_prefix_length,
+        device: by.device,
+        gateway: Some(by.next_hop).filter(|hop| *hop != any),
+        mtu: by.mtu,
+        metric: 0,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => found.destination = ip(address)?,
+            RouteAttribute::Priority(metric) => found.metric = *metric,
+            RouteAttribute::MultiPath(hops) => {
+                let hop = hops.first()?;
+                found.device = hop.interface_index;
+                found.gateway = hop.attributes.iter().find_map(|attribute| match attribute {
+                    RouteAttribute::Gateway(gateway) => ip(gateway),
+                    RouteAttribute::Via(RouteVia::Inet6(gateway)) => Some((*gateway).into()),
+                    RouteAttribute::Via(RouteVia::Inet(gateway)) => Some((*gateway).into()),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    Some(found)
 }
 
 pub(super) fn neighbour(answer: &RouteNetlinkMessage) -> Option<Neighbour> {

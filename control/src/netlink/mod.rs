@@ -24,8 +24,8 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-pub use self::message::{Device, Neighbour, Route};
-use self::message::{device, family, neighbour, route};
+pub use self::message::{Device, Neighbour, Route, TableRoute};
+use self::message::{device, family, neighbour, route, table_route};
 pub use self::watch::{Notice, watch};
 use crate::config::Machine;
 
@@ -158,6 +158,13 @@ impl Netlink {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The main table's unicast routes, IPv4 and IPv6, of every device.
+    pub fn main_routes(&mut self) -> io::Result<Vec<TableRoute>> {
+        let request = RouteNetlinkMessage::GetRoute(RouteMessage::default());
+        let answers = self.request(request, NLM_F_DUMP)?;
+        Ok(answers.iter().filter_map(table_route).collect())
     }
 
     /// The neighbour tables, IPv4 and IPv6.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0        16       32             48        52    56       58       60      61    62    64
-//!  ├ source ┼  dest. ┼ outer source ┼ ingress ┼ VNI ┼ sport  ┼ dport  ┼ proto ┼frag ┼ zero ┤
+//!  ├ source ┼  dest. ┼ outer source ┼ ingress ┼ VNI ┼ sport  ┼ dport  ┼ proto ┼ icmp┼ zero ┤
 //! ```
 //!
 //! One cache line. Addresses are IPv4-mapped where they are IPv4. For a packet from a pod or
@@ -10,16 +10,19 @@
 //! [`OVERLAY`] and the VNI and outer source are the tunnel's, so that what was checked of a
 //! tunnel's origin when the flow was decided holds for every packet that hits.
 //!
-//! All fragments of a packet have one key, without ports, since only the first has any.
+//! Fragments have the key of the packet that they are of: whoever asks has filled in the ports,
+//! which only the first of them carries.
 
 use std::hash::{BuildHasher, Hasher};
 
 use crate::classify::Source;
 use crate::ids::IdentityId;
-use crate::parse::{Fragment, Headers};
+use crate::parse::Headers;
 
 /// The ingress of whatever comes from the overlay, by any queue of any uplink.
 const OVERLAY: u32 = u32::MAX;
+/// The ingress of what an uplink takes in without a tunnel.
+const OUTSIDE: u32 = u32::MAX - 1;
 
 /// The key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,20 +41,17 @@ impl FlowKey {
                 identity,
                 ..
             } => (*outer_src, OVERLAY, IdentityId::number(*identity)),
+            Source::Outside => ([0; 16], OUTSIDE, 0),
         };
-        let fragment = headers.fragment != Fragment::None;
-        let (src_port, dst_port) = if fragment {
-            (0, 0)
-        } else {
-            (headers.src_port, headers.dst_port)
-        };
+        // A request and a reply with one identifier are packets of two connections.
+        let icmp = headers.icmp.map_or(0, |(kind, _)| kind);
         let [src_high, src_low] = halves(headers.src_bytes);
         let [dst_high, dst_low] = halves(headers.dst_bytes);
         let [outer_high, outer_low] = halves(outer);
-        let ports = u64::from(src_port) << 48
-            | u64::from(dst_port) << 32
+        let ports = u64::from(headers.src_port) << 48
+            | u64::from(headers.dst_port) << 32
             | u64::from(headers.protocol) << 24
-            | u64::from(fragment) << 16;
+            | u64::from(icmp) << 16;
         let origin = u64::from(ingress) << 32 | u64::from(vni);
         Self([
             src_high, src_low, dst_high, dst_low, outer_high, outer_low, origin, ports,

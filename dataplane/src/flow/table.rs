@@ -190,7 +190,9 @@ mod tests {
                 dst: fixtures::pod_mac(1, 1),
                 src: fixtures::gateway_mac(1, 1),
             }),
-            depends: [epochs.stamp(EpochSlot::NODE); 4],
+            translation: None,
+            conn: None,
+            depends: [epochs.stamp(EpochSlot::NODE); crate::slow::MOST_STAMPS],
         }
     }
 

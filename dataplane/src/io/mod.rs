@@ -5,6 +5,8 @@
 //! runs the same over AF_XDP sockets, in memory, from a capture file, and with faults injected.
 
 mod assembly;
+pub mod claims;
+mod code;
 pub mod device;
 pub mod fault;
 pub mod features;

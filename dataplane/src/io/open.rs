@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Link;
+use super::claims::Claims;
 use super::device::Device;
 use super::link::{FillParameters, XskLink};
 use super::pool::FramePool;
@@ -38,6 +39,8 @@ pub struct OpenOptions<'a> {
     pub rings: RingSizes,
     /// Frames lent for receiving.
     pub fill: FillParameters,
+    /// The ports of the node's that an uplink sends to the datapath.
+    pub claims: Option<&'a Claims>,
 }
 
 impl<'a> OpenOptions<'a> {
@@ -50,6 +53,7 @@ impl<'a> OpenOptions<'a> {
             bpffs,
             rings: RingSizes::default(),
             fill: FillParameters::default(),
+            claims: None,
         }
     }
 }
@@ -63,7 +67,10 @@ pub fn open_links(
     factory: &Arc<XskFactory>,
     pool: &mut FramePool,
 ) -> Result<(Vec<XskLink>, ProgramHandle), OpenError> {
-    let mut program = Program::load(options.kind, factory.features())?;
+    let mut program = Program::open(device, options.kind, factory.features(), options.bpffs)?;
+    if let Some(claims) = options.claims {
+        program.share(claims)?;
+    }
     let sockets: Vec<Xsk> = queues
         .iter()
         .map(|&(queue, _)| factory.open(device, queue, &options.rings))
@@ -76,7 +83,7 @@ pub fn open_links(
         .zip(sockets)
         .map(|(&(_, id), socket)| XskLink::new(id, socket, options.fill, pool))
         .collect();
-    match program.attach(device, options.mode, options.bpffs) {
+    match program.attach(options.mode) {
         Ok(handle) => Ok((links, handle)),
         Err(error) => {
             for link in links {

@@ -27,6 +27,17 @@ impl Pins {
         })
     }
 
+    /// Where the map that all uplinks share is pinned: beside the devices' folders, under a name
+    /// that no device can have.
+    pub(super) fn claims(&self) -> PathBuf {
+        self.folder.with_file_name(":claims")
+    }
+
+    /// Where a map or the program is pinned.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
     pub(super) fn link(&self, mode: AttachedMode) -> PathBuf {
         self.folder
             .join(format!("link-{}-{}", mode.name(), self.index))

@@ -1,53 +1,37 @@
 //! The XDP programs: which packets of a device reach the datapath.
 //!
-//! [`Program::load`], [`Program::insert`] a socket for each queue, then [`Program::attach`]:
-//! in this order a device never runs a program that knows no socket. What is attached is a BPF
-//! link, pinned with its program and maps in a folder of a bpffs, so that it outlives the
-//! process: while no agent runs, what is ours is dropped and all else passes.
+//! [`Program::open`], [`Program::insert`] a socket for each queue, then [`Program::attach`]:
+//! in this order a device never begins to run a program that knows no socket. What is attached
+//! is a BPF link, pinned with its program and maps in a folder of a bpffs, so that it outlives
+//! the process: while no agent runs, what is ours is dropped and all else passes.
 //!
 //! ```text
 //! <bpffs>/skein/<device>/link-<mode>-<ifindex>   the attachment
 //!                        program, xsks, config   for bpftool, and for who comes next
 //! ```
 //!
-//! The next agent finds the pinned link and has the kernel swap the program under it, so the
-//! device is at no moment without one. Deliberately absent: taking a device up (the caller's
-//! step, after the program is there).
+//! The next agent finds the pinned link. Where its program is the same as ours, only sockets
+//! are put into its map; else the kernel swaps the program under the link, so the device is at
+//! no moment without one. Deliberately absent: taking a device up (the caller's step, after the
+//! program is there), and where code and maps come from ([`code`](super::code)).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use aya::maps::{Array, MapError, XskMap};
+use aya::programs::XdpMode as AyaMode;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::programs::xdp::XdpLink;
-use aya::programs::{Xdp, XdpMode as AyaMode};
-use aya::{Ebpf, EbpfError, EbpfLoader};
 
+use super::claims::Claims;
+use super::code::{CONFIG_BYTES, Code, Maps};
 use super::device::Device;
 use super::features::Features;
 use super::pins::Pins;
 pub use super::program_error::ProgramError;
-use super::program_error::{Cause, attach_error, errno, pin_error};
+use super::program_error::{attach_error, errno, pin_error};
 use super::xsk::Xsk;
 use crate::ids::QueueId;
-
-static POD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pod.bpf.o"));
-static HOST: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/host.bpf.o"));
-static UPLINK: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/uplink.bpf.o"));
-
-/// One for all devices. A loader begins with parsing the kernel's types, which takes fifty
-/// milliseconds; the programs touch no kernel structure, so nothing is looked up in them.
-static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| {
-    let mut loader = EbpfLoader::new();
-    loader.btf(None);
-    Mutex::new(loader)
-});
-
-/// Bytes of `struct uplink_config` of the uplink's program.
-const CONFIG_BYTES: usize = 24;
 
 /// How long the kernel may take to let go of a link whose pin was removed: it does so behind a
 /// grace period, a few milliseconds on a quiet machine.
@@ -66,7 +50,7 @@ pub struct Overlay {
 
 impl Overlay {
     /// As the program reads it: network byte order, zeros for an address that is none.
-    fn to_bytes(self) -> [u8; CONFIG_BYTES] {
+    pub(super) fn to_bytes(self) -> [u8; CONFIG_BYTES] {
         let mut bytes = [0; CONFIG_BYTES];
         bytes[..2].copy_from_slice(&self.port.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.ipv4.unwrap_or(Ipv4Addr::UNSPECIFIED).octets());
@@ -87,15 +71,7 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
-    fn object(self) -> &'static [u8] {
-        match self {
-            Self::Pod => POD,
-            Self::Host => HOST,
-            Self::Uplink(_) => UPLINK,
-        }
-    }
-
-    fn program(self, frags: bool) -> &'static str {
+    pub(super) fn program(self, frags: bool) -> &'static str {
         match (self, frags) {
             (Self::Pod, false) => "skein_pod",
             (Self::Pod, true) => "skein_pod_frags",
@@ -147,110 +123,85 @@ impl AttachedMode {
     }
 }
 
-/// A loaded program that runs nowhere yet.
+/// A program for a device, and the pins of that device.
 #[derive(Debug)]
 pub struct Program {
-    ebpf: Ebpf,
+    code: Code,
+    pins: Pins,
+    device: Device,
     kind: LinkKind,
-    name: &'static str,
     features: Features,
 }
 
 impl Program {
-    /// Loads the program for that kind of device.
-    pub fn load(kind: LinkKind, features: Features) -> Result<Self, ProgramError> {
-        let name = kind.program(features.multi_buffer);
-        let failed = |source| ProgramError::Load {
-            program: name,
-            source,
+    /// The program for a device of that kind: the one that is pinned for it under `bpffs`,
+    /// where that is the same, else loaded anew.
+    pub fn open(
+        device: &Device,
+        kind: LinkKind,
+        features: Features,
+        bpffs: &Path,
+    ) -> Result<Self, ProgramError> {
+        let pins = Pins::open(bpffs, device)?;
+        let mut code = match Code::pinned(kind, features.multi_buffer, &pins)? {
+            Some(pinned) => pinned,
+            None => Code::load(kind, features.multi_buffer, &pins)?,
         };
-        let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
-        let ebpf = loader.load(kind.object());
-        drop(loader);
-        let ebpf = ebpf.map_err(|e: EbpfError| failed(e.into()))?;
-        let mut program = Self {
-            ebpf,
-            kind,
-            name,
-            features,
-        };
-        program.xdp()?.load().map_err(|e| failed(e.into()))?;
         if let LinkKind::Uplink(overlay) = kind {
-            set_overlay(&mut program.ebpf, overlay)?;
+            code.maps.set_overlay(overlay)?;
         }
-        Ok(program)
+        Ok(Self {
+            code,
+            pins,
+            device: device.clone(),
+            kind,
+            features,
+        })
     }
 
-    fn xdp(&mut self) -> Result<&mut Xdp, ProgramError> {
-        let name = self.name;
-        self.ebpf
-            .program_mut(name)
-            .ok_or_else(|| format!("the object has no program {name}").into())
-            .and_then(|program| program.try_into().map_err(Cause::from))
-            .map_err(|source| ProgramError::Load {
-                program: name,
-                source,
-            })
-    }
-
-    /// Has the program send that queue's packets to the socket.
+    /// Has the program send that queue's packets to the socket: at once, where it already runs
+    /// on the device.
     pub fn insert(&mut self, queue: QueueId, socket: &Xsk) -> Result<(), ProgramError> {
-        insert(&mut self.ebpf, queue, socket)
+        self.code.maps.insert(queue, socket)
+    }
+
+    /// Has claims of ports reach an uplink's program from here on.
+    pub fn share(&self, claims: &Claims) -> Result<(), ProgramError> {
+        self.code.maps.share(claims)
     }
 
     /// Attaches the program to the device and pins it under `bpffs`, or puts it in the place of
     /// the one that an earlier agent pinned there.
-    pub fn attach(
-        mut self,
-        device: &Device,
-        mode: XdpMode,
-        bpffs: &Path,
-    ) -> Result<ProgramHandle, ProgramError> {
-        let pins = Pins::open(bpffs, device)?;
+    pub fn attach(mut self, mode: XdpMode) -> Result<ProgramHandle, ProgramError> {
         let wanted: &[AttachedMode] = match mode {
             XdpMode::Native if !self.features.native_xdp => {
                 return Err(ProgramError::NativeDisabled {
-                    device: device.name.clone(),
+                    device: self.device.name,
                 });
             }
             XdpMode::Auto if self.features.native_xdp => &AttachedMode::ALL,
             XdpMode::Native => &[AttachedMode::Native],
             XdpMode::Auto | XdpMode::Generic => &[AttachedMode::Generic],
         };
-        let taken_over = self.take_over(device, &pins, wanted)?;
+        let taken_over = self.take_over(wanted)?;
         let (mode, fallback) = match taken_over {
             Some(mode) => (mode, None),
-            None => self.attach_new(device, &pins, wanted)?,
+            None => self.attach_new(wanted)?,
         };
-        self.pin_rest(&pins)?;
+        self.code.pin(&self.pins)?;
         Ok(ProgramHandle {
-            ebpf: self.ebpf,
+            maps: self.code.maps,
             mode,
             fallback,
             taken_over: taken_over.is_some(),
-            pins,
+            pins: self.pins,
         })
-    }
-
-    /// Pins program and maps in the place of an earlier agent's.
-    fn pin_rest(&mut self, pins: &Pins) -> Result<(), ProgramError> {
-        for name in ["xsks", "config"] {
-            if let Some(map) = self.ebpf.map(name) {
-                pins.replace(name, |path| map.pin(path))?;
-            }
-        }
-        let xdp = self.xdp()?;
-        pins.replace("program", |path| xdp.pin(path))
     }
 
     /// Swaps the program under a pinned link of this device, where there is one in a mode that
     /// is wanted; a pinned link that is none of these is taken away.
-    fn take_over(
-        &mut self,
-        device: &Device,
-        pins: &Pins,
-        wanted: &[AttachedMode],
-    ) -> Result<Option<AttachedMode>, ProgramError> {
+    fn take_over(&mut self, wanted: &[AttachedMode]) -> Result<Option<AttachedMode>, ProgramError> {
+        let pins = &self.pins;
         for mode in AttachedMode::ALL {
             if !wanted.contains(&mode) || !pins.has_link(mode) {
                 continue;
@@ -262,7 +213,9 @@ impl Program {
                 path: path.clone(),
                 source: e.into(),
             })?;
-            let xdp = self.xdp()?;
+            let xdp = self.code.xdp()?;
+            // With the program that runs there already this changes nothing, and only asks
+            // whether the link still has its device.
             match xdp.attach_to_link(link) {
                 // The link lives on by its pin.
                 Ok(id) => {
@@ -272,7 +225,7 @@ impl Program {
                 }
                 // The device of that link is gone; this one has only its name.
                 Err(error) if errno(&error) == Some(libc::ENOLINK) => {}
-                Err(error) => return Err(attach_error(device, mode, error)),
+                Err(error) => return Err(attach_error(&self.device, mode, error)),
             }
         }
         Ok(None)
@@ -281,15 +234,14 @@ impl Program {
     /// Attaches in one mode; while the device is busy it tries again for as long as `patience`.
     fn attach_in(
         &mut self,
-        device: &Device,
         mode: AttachedMode,
         patience: Duration,
     ) -> Result<Result<XdpLink, aya::programs::ProgramError>, ProgramError> {
         let start = Instant::now();
-        let xdp = self.xdp()?;
+        let xdp = self.code.xdp()?;
         loop {
             let attached = xdp
-                .attach_to_if_index(device.index, mode.to_aya())
+                .attach_to_if_index(self.device.index, mode.to_aya())
                 .and_then(|id| xdp.take_link(id));
             let busy = |error: &aya::programs::ProgramError| {
                 matches!(errno(error), Some(libc::EBUSY | libc::EEXIST))
@@ -306,76 +258,48 @@ impl Program {
     /// is up without a program.
     fn attach_new(
         &mut self,
-        device: &Device,
-        pins: &Pins,
         wanted: &[AttachedMode],
     ) -> Result<(AttachedMode, Option<String>), ProgramError> {
-        let stale = AttachedMode::ALL.iter().any(|&mode| pins.has_link(mode));
+        let stale = AttachedMode::ALL
+            .iter()
+            .any(|&mode| self.pins.has_link(mode));
         // Two modes cannot be active at once, so to change it the old link goes first. An
         // uplink must stay up: its overlay packets reach the kernel meanwhile.
         let down = stale && !matches!(self.kind, LinkKind::Uplink(_));
+        let name = self.device.name.clone();
         let flags = |source| ProgramError::Flags {
-            device: device.name.clone(),
+            device: name.clone(),
             source,
         };
-        let was_up = down && device.set_up(false).map_err(flags)?;
-        pins.remove_links_except(None)?;
+        let was_up = down && self.device.set_up(false).map_err(flags)?;
+        self.pins.remove_links_except(None)?;
         let mut refused = None;
         // The kernel lets go of an unpinned link a little later.
         let patience = if stale { RELEASE } else { Duration::ZERO };
         for &mode in wanted {
-            match self.attach_in(device, mode, patience)? {
+            match self.attach_in(mode, patience)? {
                 Ok(link) => {
-                    let path = pins.link(mode);
+                    let path = self.pins.link(mode);
                     let link: FdLink = link
                         .try_into()
                         .map_err(|e: LinkError| pin_error(&path)(e))?;
                     link.pin(&path).map_err(pin_error(&path))?;
                     if was_up {
-                        device.set_up(true).map_err(flags)?;
+                        self.device.set_up(true).map_err(flags)?;
                     }
                     return Ok((mode, refused.map(|e: ProgramError| e.to_string())));
                 }
                 // Another program there is refused in every mode: the first says it best.
                 Err(error) if refused.is_none() => {
-                    refused = Some(attach_error(device, mode, error));
+                    refused = Some(attach_error(&self.device, mode, error));
                 }
                 Err(_) => {}
             }
         }
         Err(refused.unwrap_or_else(|| ProgramError::NativeDisabled {
-            device: device.name.clone(),
+            device: self.device.name.clone(),
         }))
     }
-}
-
-fn map<'a, M>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<M, ProgramError>
-where
-    M: TryFrom<&'a mut aya::maps::Map, Error = MapError>,
-{
-    ebpf.map_mut(name)
-        .ok_or_else(|| "the object has no such map".into())
-        .and_then(|map| M::try_from(map).map_err(Cause::from))
-        .map_err(|source| ProgramError::Map { map: name, source })
-}
-
-fn insert(ebpf: &mut Ebpf, queue: QueueId, socket: &Xsk) -> Result<(), ProgramError> {
-    let mut xsks: XskMap<_> = map(ebpf, "xsks")?;
-    xsks.set(queue.0, socket.as_raw_fd(), 0)
-        .map_err(|e| ProgramError::Map {
-            map: "xsks",
-            source: e.into(),
-        })
-}
-
-fn set_overlay(ebpf: &mut Ebpf, overlay: Overlay) -> Result<(), ProgramError> {
-    let mut config: Array<_, [u8; CONFIG_BYTES]> = map(ebpf, "config")?;
-    config
-        .set(0, overlay.to_bytes(), 0)
-        .map_err(|e| ProgramError::Map {
-            map: "config",
-            source: e.into(),
-        })
 }
 
 /// A program that runs on a device.
@@ -384,7 +308,7 @@ fn set_overlay(ebpf: &mut Ebpf, overlay: Overlay) -> Result<(), ProgramError> {
 /// away.
 #[derive(Debug)]
 pub struct ProgramHandle {
-    ebpf: Ebpf,
+    maps: Maps,
     mode: AttachedMode,
     fallback: Option<String>,
     taken_over: bool,
@@ -412,12 +336,12 @@ impl ProgramHandle {
 
     /// Has the program send that queue's packets to another socket.
     pub fn insert(&mut self, queue: QueueId, socket: &Xsk) -> Result<(), ProgramError> {
-        insert(&mut self.ebpf, queue, socket)
+        self.maps.insert(queue, socket)
     }
 
     /// Changes what of an uplink's traffic is ours.
     pub fn set_overlay(&mut self, overlay: Overlay) -> Result<(), ProgramError> {
-        set_overlay(&mut self.ebpf, overlay)
+        self.maps.set_overlay(overlay)
     }
 
     /// Takes the program off the device and removes the pins. Take a device that is ours down

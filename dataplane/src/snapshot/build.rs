@@ -11,6 +11,7 @@ use super::{
     ServiceId, Snapshot, Tracked,
 };
 use crate::ids::{EndpointId, LinkId, PeerId, WorkerId};
+use crate::policy::EndpointPolicy;
 
 /// The most links of a node: link numbers are dense, so this bounds the workers' tables.
 pub const MAX_LINKS: u32 = 4096;
@@ -40,6 +41,9 @@ pub enum BuildError {
         /// Who has it.
         owner: PeerId,
     },
+    /// A policy of an endpoint that is not in the tables.
+    #[error("endpoint {} is not known", .0.0)]
+    UnknownEndpoint(EndpointId),
     /// A peer that is not in the tables.
     #[error("peer {} is not known", .0.0)]
     UnknownPeer(PeerId),
@@ -56,7 +60,7 @@ pub enum BuildError {
 /// The next publication in the making.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
-    next: Snapshot,
+    pub(super) next: Snapshot,
     moved: Vec<IpAddr>,
 }
 
@@ -210,9 +214,10 @@ impl SnapshotBuilder {
         for &address in &endpoint.addresses {
             self.next.local.insert(address, id);
             self.moved.push(address);
-            // Flows that its range led to a peer until now must notice.
-            if let Some(peer) = self.next.peer_of(address) {
-                self.bump_peer(peer);
+            // Flows that led elsewhere until now must notice.
+            match self.next.peer_of(address) {
+                Some(peer) => self.bump_peer(peer),
+                None => self.next.epochs.bump(EpochSlot::OUTSIDE),
             }
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
@@ -236,7 +241,25 @@ impl SnapshotBuilder {
             self.moved.push(*address);
         }
         self.next.links[endpoint.link.0 as usize] = None;
+        self.next.policies.remove(&id);
         self.next.epochs.release(endpoint.epoch);
+    }
+
+    /// Sets the policies of an endpoint. Its flows are judged anew when they differ from those
+    /// before, and are left alone otherwise.
+    pub fn set_policy(&mut self, id: EndpointId, policy: EndpointPolicy) -> Result<(), BuildError> {
+        let epoch = self.next.endpoint(id).map(Tracked::epoch);
+        let epoch = epoch.ok_or(BuildError::UnknownEndpoint(id))?;
+        if self.next.policy(id).is(&policy) {
+            return Ok(());
+        }
+        if policy == EndpointPolicy::OPEN {
+            self.next.policies.remove(&id);
+        } else {
+            self.next.policies.insert(id, Arc::new(policy));
+        }
+        self.next.epochs.bump(epoch);
+        Ok(())
     }
 
     /// Adds a peer, or changes it.
@@ -260,6 +283,13 @@ impl SnapshotBuilder {
             if let Some(owner) = owner.filter(|&id| id != peer.id) {
                 return Err(BuildError::PrefixTaken { prefix, owner });
             }
+        }
+        let has_what_it_had = before.as_ref().is_some_and(|before| {
+            before.addresses == peer.addresses && before.pod_prefixes == peer.pod_prefixes
+        });
+        if !has_what_it_had {
+            // What was outside until now may be the peer's.
+            self.next.epochs.bump(EpochSlot::OUTSIDE);
         }
         self.forget_peer_lookups(peer.id);
         for &address in &peer.addresses {
@@ -311,15 +341,15 @@ impl SnapshotBuilder {
             let owner = format!("endpoint {}", owner.0);
             return Err(BuildError::AddressTaken { address, owner });
         }
+        // Flows that its range led elsewhere until now must notice, and so must those to and from
+        // addresses without a pod; all others go on undisturbed.
         if before.is_none() {
             self.moved.push(address);
-        }
-        // Flows that its range led elsewhere until now must notice; those that it led to the
-        // same peer go on undisturbed.
-        if before.is_none()
-            && let Some(peer) = self.next.peer_of(address).filter(|&peer| peer != pod.peer)
-        {
-            self.bump_peer(peer);
+            match self.next.peer_of(address) {
+                Some(peer) if peer == pod.peer => self.next.epochs.bump(EpochSlot::STRANGERS),
+                Some(peer) => self.bump_peer(peer),
+                None => self.next.epochs.bump(EpochSlot::OUTSIDE),
+            }
         }
         let epoch = self.moved_epoch(before.map(|before| before.epoch));
         self.next
@@ -538,6 +568,47 @@ mod tests {
         let moved = next.peer_of("10.0.7.1".parse().unwrap());
         assert_eq!(moved, Some(PeerId(4)));
         assert!(!next.epochs().holds(wide));
+    }
+
+    #[test]
+    fn a_policy_moves_its_endpoints_epoch_when_it_differs_and_goes_with_it() {
+        let tables = with_both();
+        let stamp = |tables: &Snapshot, id| {
+            let slot = tables.endpoint(EndpointId(id)).unwrap().epoch();
+            tables.epochs().stamp(slot)
+        };
+        let (one, two) = (stamp(&tables, 1), stamp(&tables, 2));
+        let closed = || EndpointPolicy {
+            ingress: Some(Arc::default()),
+            ..EndpointPolicy::OPEN
+        };
+        let mut builder = SnapshotBuilder::new(&tables);
+        builder.set_policy(EndpointId(1), closed()).unwrap();
+        builder
+            .set_policy(EndpointId(2), EndpointPolicy::OPEN)
+            .unwrap();
+        let unknown = builder.set_policy(EndpointId(9), closed());
+        assert_eq!(unknown, Err(BuildError::UnknownEndpoint(EndpointId(9))));
+        let next = builder.finish();
+        assert!(!next.epochs().holds(one));
+        assert!(next.epochs().holds(two));
+        assert_eq!(*next.policy(EndpointId(1)), closed());
+        let same = stamp(&next, 1);
+        let mut builder = SnapshotBuilder::new(&next);
+        builder.set_policy(EndpointId(1), closed()).unwrap();
+        assert!(builder.tables().epochs().holds(same));
+        builder.remove_endpoint(EndpointId(1));
+        builder.set_endpoint(endpoint(1, 1), WorkerId(0)).unwrap();
+        assert_eq!(
+            *builder.tables().policy(EndpointId(1)),
+            EndpointPolicy::OPEN
+        );
+        builder.set_policy(EndpointId(1), closed()).unwrap();
+        let shut = stamp(builder.tables(), 1);
+        builder
+            .set_policy(EndpointId(1), EndpointPolicy::OPEN)
+            .unwrap();
+        assert!(!builder.finish().epochs().holds(shut));
     }
 
     #[test]

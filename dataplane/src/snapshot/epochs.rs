@@ -19,6 +19,13 @@ pub struct EpochSlot(u32);
 impl EpochSlot {
     /// What is common to the node: its addresses, uplinks, overlay.
     pub const NODE: Self = Self(0);
+    /// Pods in a peer's range that this node has not heard of. It moves when it hears of one.
+    pub const STRANGERS: Self = Self(1);
+    /// All that is outside the cluster: it moves with the routes there, and when something that
+    /// was outside comes to belong to the cluster.
+    pub const OUTSIDE: Self = Self(2);
+    /// The first that an entry of the tables may have.
+    const FIRST_FREE: u32 = 3;
 }
 
 /// A slot and the value that it had when a decision was taken.
@@ -41,8 +48,7 @@ impl Default for Epochs {
         Self {
             chunks: vec![Arc::new([0; CHUNK])],
             free: imbl::Vector::new(),
-            // Slot zero is the node's.
-            next: 1,
+            next: EpochSlot::FIRST_FREE,
         }
     }
 }

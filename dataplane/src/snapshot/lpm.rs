@@ -74,7 +74,7 @@ impl std::str::FromStr for Prefix {
 }
 
 /// Prefixes and their values; cloning shares.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Lpm<T: Clone> {
     entries: imbl::HashMap<Prefix, T>,
     /// How many prefixes of each length, longest first.

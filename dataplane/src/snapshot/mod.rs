@@ -9,6 +9,8 @@ mod build;
 mod epochs;
 mod lpm;
 pub mod maglev;
+mod outside;
+mod policy_map;
 mod publish;
 mod service_map;
 
@@ -18,6 +20,8 @@ use std::sync::Arc;
 pub use build::{BuildError, MAX_LINKS, SnapshotBuilder};
 pub use epochs::{EpochSlot, EpochStamp, Epochs};
 pub use lpm::{Lpm, Prefix};
+pub use outside::{Exit, Masquerade};
+pub use policy_map::{PortProtocol, PortRange, RuleId, RulePorts, Rules, RulesBuilder};
 pub use publish::{Publisher, Reader};
 pub use service_map::{
     Candidate, Frontend, FrontendKind, Reach, Service, ServiceEntry, ServiceError, ServiceId,
@@ -25,6 +29,7 @@ pub use service_map::{
 };
 
 use crate::ids::{EndpointId, Generation, IdentityId, LinkId, PeerId, WorkerId};
+use crate::policy::EndpointPolicy;
 use crate::wire::ethernet::MacAddr;
 
 /// This node.
@@ -146,7 +151,7 @@ impl<T> std::ops::Deref for Tracked<T> {
 /// Invariants, kept by [`SnapshotBuilder`]: an endpoint's link has the role of that endpoint,
 /// the host's that of the host;
 /// an address belongs to one endpoint or one remote pod; what names a peer or an endpoint names
-/// one that is there; an outer address or a range belongs to one peer.
+/// one that is there, and so does a policy; an outer address or a range belongs to one peer.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     generation: Generation,
@@ -156,11 +161,14 @@ pub struct Snapshot {
     host: Option<Arc<Endpoint>>,
     endpoints: imbl::HashMap<EndpointId, Tracked<Arc<Endpoint>>>,
     local: imbl::HashMap<IpAddr, EndpointId>,
+    /// Of the endpoints that any policy isolates.
+    policies: imbl::HashMap<EndpointId, Arc<EndpointPolicy>>,
     peers: imbl::HashMap<PeerId, Tracked<Arc<Peer>>>,
     peer_by_address: imbl::HashMap<IpAddr, PeerId>,
     peer_by_prefix: Lpm<PeerId>,
     remote: imbl::HashMap<IpAddr, Tracked<RemotePod>>,
     services: ServiceMap,
+    outside: outside::Outside,
     epochs: Epochs,
 }
 
@@ -176,11 +184,13 @@ impl Snapshot {
             host: None,
             endpoints: imbl::HashMap::new(),
             local: imbl::HashMap::new(),
+            policies: imbl::HashMap::new(),
             peers: imbl::HashMap::new(),
             peer_by_address: imbl::HashMap::new(),
             peer_by_prefix: Lpm::default(),
             remote: imbl::HashMap::new(),
             services: ServiceMap::default(),
+            outside: outside::Outside::default(),
             epochs: Epochs::default(),
         }
     }
@@ -224,6 +234,14 @@ impl Snapshot {
         self.node.addresses.contains(&address) || self.peer_by_address.contains_key(&address)
     }
 
+    /// Whether a packet so addressed would be taken for one of the overlay by a node.
+    #[must_use]
+    pub fn is_overlay_port(&self, address: IpAddr, port: u16, protocol: u8) -> bool {
+        protocol == crate::wire::protocol::UDP
+            && port == self.node.overlay_port
+            && self.is_node(address)
+    }
+
     /// A local endpoint.
     #[must_use]
     pub fn endpoint(&self, id: EndpointId) -> Option<&Tracked<Arc<Endpoint>>> {
@@ -239,6 +257,13 @@ impl Snapshot {
     #[must_use]
     pub fn local(&self, address: IpAddr) -> Option<&Tracked<Arc<Endpoint>>> {
         self.local.get(&address).and_then(|&id| self.endpoint(id))
+    }
+
+    /// The policies of an endpoint. Flows judged by them depend on the endpoint's own epoch.
+    #[must_use]
+    pub fn policy(&self, id: EndpointId) -> &EndpointPolicy {
+        const OPEN: &EndpointPolicy = &EndpointPolicy::OPEN;
+        self.policies.get(&id).map_or(OPEN, |policy| policy)
     }
 
     /// A peer.

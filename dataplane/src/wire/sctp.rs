@@ -12,7 +12,8 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! Chunks are not read. The CRC covers no pseudo-header, so changed addresses leave it
+//! Of the chunks only the first is read, by its type, flags and, where it opens an association,
+//! the tag that it announces: what connection tracking needs. The CRC covers no pseudo-header, so changed addresses leave it
 //! right; changed ports do not, and it has no incremental update worth having.
 
 use super::{ParseError, array_at, put_u16, u16_at, u32_at};
@@ -64,6 +65,68 @@ impl<'a> Sctp<'a> {
     #[must_use]
     pub fn checksum(self) -> u32 {
         u32::from_le_bytes(array_at(self.0, CHECKSUM_OFFSET))
+    }
+}
+
+/// Types of chunks (RFC 9260 section 3.2).
+pub mod chunk {
+    /// Opens an association; the verification tag of its packet is zero.
+    pub const INIT: u8 = 1;
+    /// Answers INIT.
+    pub const INIT_ACK: u8 = 2;
+    /// Asks whether the other end is there.
+    pub const HEARTBEAT: u8 = 4;
+    /// Answers HEARTBEAT.
+    pub const HEARTBEAT_ACK: u8 = 5;
+    /// Ends an association at once.
+    pub const ABORT: u8 = 6;
+    /// Begins an orderly end.
+    pub const SHUTDOWN: u8 = 7;
+    /// Answers SHUTDOWN.
+    pub const SHUTDOWN_ACK: u8 = 8;
+    /// Returns the cookie of INIT_ACK.
+    pub const COOKIE_ECHO: u8 = 10;
+    /// Answers COOKIE_ECHO: the association stands.
+    pub const COOKIE_ACK: u8 = 11;
+    /// Ends an orderly end.
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
+    /// The T bit of ABORT and SHUTDOWN_COMPLETE: the verification tag is reflected, since the
+    /// sender has no state of its own.
+    pub const FLAG_REFLECTED: u8 = 1;
+}
+
+/// What the head of an SCTP packet says of its association.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Chunk {
+    /// The packet's verification tag.
+    pub tag: u32,
+    /// Type of the first chunk.
+    pub kind: u8,
+    /// Flags of the first chunk.
+    pub flags: u8,
+    /// The initiate tag of an INIT or INIT ACK, which the other end will put into its packets;
+    /// else zero.
+    pub initiate_tag: u32,
+}
+
+impl Chunk {
+    /// The first of these `chunks`, in a packet with that verification tag; `None` when its
+    /// header, or its initiate tag, is not among the bytes.
+    #[must_use]
+    pub fn first(tag: u32, chunks: &[u8]) -> Option<Self> {
+        let head: &[u8; 4] = chunks.first_chunk()?;
+        let [kind, flags, ..] = *head;
+        let initiate_tag = if matches!(kind, chunk::INIT | chunk::INIT_ACK) {
+            u32_at(chunks.first_chunk::<8>()?, 4)
+        } else {
+            0
+        };
+        Some(Self {
+            tag,
+            kind,
+            flags,
+            initiate_tag,
+        })
     }
 }
 
@@ -186,6 +249,27 @@ mod tests {
             Sctp::new(&bytes[..11]).unwrap_err(),
             ParseError::TruncatedL4
         );
+    }
+
+    #[test]
+    fn the_first_chunk_is_read_as_far_as_it_goes() {
+        let init = [1, 0, 0, 20, 0xde, 0xad, 0xbe, 0xef];
+        let chunk = Chunk {
+            tag: 7,
+            kind: chunk::INIT,
+            flags: 0,
+            initiate_tag: 0xdead_beef,
+        };
+        assert_eq!(Chunk::first(7, &init), Some(chunk));
+        assert_eq!(Chunk::first(7, &init[..7]), None);
+        assert_eq!(Chunk::first(7, &[6, 1, 0]), None);
+        let abort = Chunk {
+            kind: chunk::ABORT,
+            flags: chunk::FLAG_REFLECTED,
+            initiate_tag: 0,
+            ..chunk
+        };
+        assert_eq!(Chunk::first(7, &[6, 1, 0, 4]), Some(abort));
     }
 
     /// Known answers of RFC 3720 appendix B.4, and the usual check string.

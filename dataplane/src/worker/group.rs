@@ -14,6 +14,7 @@ use crate::ids::{LinkId, WorkerId};
 use crate::io::Link;
 use crate::io::poll::Poller;
 use crate::io::pool::{FramePool, FrameStore};
+use crate::slow::Shared;
 use crate::snapshot::Publisher;
 use crate::stats::{LinkStats, WorkerStats};
 
@@ -41,6 +42,8 @@ pub struct WorkerOptions {
     pub poll: PollMode,
     /// Flows that a worker's table holds.
     pub flows: usize,
+    /// What the workers share beside the tables.
+    pub shared: Arc<Shared>,
 }
 
 /// Why workers could not be started, or a link not be handed over.
@@ -307,6 +310,7 @@ pub(super) fn make(
             poller,
             commands,
             options.flows,
+            options.shared.clone(),
         ));
     }
     // rings[from][to]: one producer, one consumer each.

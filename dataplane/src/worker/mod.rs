@@ -33,6 +33,7 @@ use crate::io::pool::{FramePool, FrameStore};
 use crate::io::umem::Umem;
 use crate::io::{BATCH, Link};
 use crate::pipeline::{Context, Pipeline};
+use crate::slow::Shared;
 use crate::snapshot::Reader;
 use crate::stats::{LinkStats, WorkerStats};
 use crate::time::Instant;
@@ -46,6 +47,9 @@ type HandoverRing = Arc<ArrayQueue<Handover>>;
 /// How many packets such a ring holds: two full batches of the receiver's transmit ring are
 /// queued elsewhere by then, so a ring that overflows means a worker that cannot keep up.
 const HANDOVER_PACKETS: usize = 1024;
+
+/// Connections that a worker looks at in each tick, for those that have expired.
+const SWEEP: usize = 4096;
 
 /// What control asks of a worker, between two batches.
 pub(crate) enum Command {
@@ -80,6 +84,7 @@ pub(crate) struct Worker {
     commands: Arc<ArrayQueue<Command>>,
     poller: Poller,
     stats: Arc<CachePadded<WorkerStats>>,
+    shared: Arc<Shared>,
     batch: Vec<Packet>,
     stopping: bool,
 }
@@ -92,18 +97,20 @@ impl Worker {
         poller: Poller,
         commands: Arc<ArrayQueue<Command>>,
         flows: usize,
+        shared: Arc<Shared>,
     ) -> Self {
         let stats = Arc::new(WorkerStats::new());
         Self {
             reader,
             umem: store.umem().clone(),
             pool: FramePool::new(store.clone()),
-            pipeline: Pipeline::new(id, flows),
+            pipeline: Pipeline::new(id, flows, shared.clone()),
             egress: Egress::new(stats.clone()),
             inbound: Vec::new(),
             commands,
             poller,
             stats,
+            shared,
             batch: Vec::with_capacity(BATCH),
             stopping: false,
         }
@@ -158,9 +165,12 @@ impl Worker {
         self.egress.links()
     }
 
-    /// Work that is due now and then: gauges, the kernel's counters, completions of idle links.
-    pub fn tick(&mut self) {
+    /// Work that is due now and then: gauges, the kernel's counters, completions of idle links,
+    /// fragments that waited in vain.
+    pub fn tick(&mut self, now: Instant) {
         self.egress.tick(&mut self.pool);
+        self.pipeline.tick(&self.stats, now, &mut self.pool);
+        self.shared.connections.sweep(now, SWEEP);
         self.stats.free_frames.set(self.pool.held() as u64);
         self.stats.flows.set(self.pipeline.flows().len() as u64);
     }
@@ -217,6 +227,7 @@ impl Worker {
                     for id in links {
                         self.remove_link(id);
                     }
+                    let _ = self.pipeline.clear(&mut self.pool);
                     self.stopping = true;
                 }
             }

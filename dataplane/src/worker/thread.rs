@@ -25,7 +25,7 @@ pub(super) fn run(worker: &mut Worker, mode: PollMode, origin: Clock) {
         let moved = worker.turn(&ready, now);
         if clock.duration_since(last_tick) >= TICK {
             last_tick = clock;
-            worker.tick();
+            worker.tick(now);
         }
         ready.clear();
         let spin = match mode {

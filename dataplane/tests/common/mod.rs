@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use frames::Pod;
 use skein_dataplane::fixtures::{
-    HOST_LINK, UPLINK, endpoint, host, identity, node, peer, pod_v4, pod_v6, underlay,
+    HOST_LINK, UPLINK, endpoint, host, identity, node, peer, pod_v4, pod_v6, shared, underlay,
 };
 use skein_dataplane::ids::{EndpointId, LinkId, PeerId, WorkerId};
 use skein_dataplane::io::LinkCaps;
@@ -246,6 +246,7 @@ impl Node {
             cpus: vec![0; count.into()],
             poll: PollMode::Busy,
             flows: 1024,
+            shared: shared(),
         };
         let mut workers = Manual::new(&options, &store, &mut publisher).unwrap();
         let mut wires = HashMap::new();

@@ -150,7 +150,7 @@ fn an_uplink_keeps_all_but_the_overlay_native() {
 }
 
 #[test]
-fn a_second_instance_takes_over_the_pinned_program() {
+fn a_second_instance_keeps_the_pinned_program() {
     in_lab(|lab| {
         let (a, b) = (lab.pod("ha", 1, 1500), lab.pod("hb", 2, 1500));
         lab.run("ip addr add 10.1.1.9/24 dev ha");
@@ -173,14 +173,56 @@ fn a_second_instance_takes_over_the_pinned_program() {
             AttachedMode::Generic,
             "auto keeps what is there"
         );
-        assert_eq!(link_id(&lab.bpffs(), &a), link_before, "swapped in place");
-        assert_ne!(program_id(&lab.run("ip link show dev ha")), program_before);
+        assert_eq!(
+            link_id(&lab.bpffs(), &a),
+            link_before,
+            "the same attachment"
+        );
+        let program = program_id(&lab.run("ip link show dev ha"));
+        assert_eq!(program, program_before, "the same code is not loaded again");
         let (link_b, _b) = second.open_pod(lab, &b, XdpMode::Generic);
         let forwarder = Forwarder::start([link_a, link_b], &second.store);
         traffic::ping(&a, "10.1.1.2", 56);
         forwarder.stop();
         second.assert_balanced();
     });
+}
+
+/// Opens and closes the pod's link with one set of features, then with another; returns the
+/// programs' numbers.
+fn opened_twice(disable: [&[&str]; 2], between: fn(&Path)) -> [u32; 2] {
+    let mut programs = [0; 2];
+    in_lab(|lab| {
+        let a = lab.pod("ha", 1, 1500);
+        let mut links = Vec::new();
+        for (program, disable) in programs.iter_mut().zip(disable) {
+            let memory = Memory::new(disable);
+            let (link, _handle) = memory.open_pod(lab, &a, XdpMode::Generic);
+            Box::new(link).close(&mut memory.pool());
+            memory.assert_balanced();
+            *program = program_id(&lab.run("ip link show dev ha"));
+            links.push(link_id(&lab.bpffs(), &a));
+            between(&lab.bpffs().join("skein/ha"));
+        }
+        assert_eq!(links[0], links[1], "swapped in place");
+    });
+    programs
+}
+
+#[test]
+fn a_pinned_program_of_another_kind_is_swapped() {
+    let [first, second] = opened_twice([&[], &["multi-buffer"]], |_| {});
+    assert_ne!(first, second);
+}
+
+#[test]
+fn a_pinned_program_whose_maps_are_not_beside_it_is_swapped() {
+    let [first, second] = opened_twice([&[], &[]], |_| {});
+    assert_eq!(first, second);
+    let [first, second] = opened_twice([&[], &[]], |pins| {
+        std::fs::remove_file(pins.join("xsks")).unwrap();
+    });
+    assert_ne!(first, second);
 }
 
 #[test]

@@ -85,16 +85,18 @@ fn what_expires_or_has_no_way_is_answered() {
 #[test]
 fn about_some_packets_no_error_is_sent() {
     let mut cluster = Cluster::new(1);
-    // An error, a redirect, a message of no known type, a later fragment.
-    for kind in [3, 11, 5, 200] {
+    // Errors, a message of no known type, a later fragment.
+    let unrelated = DropReason::IcmpErrorUnrelated;
+    let about_nothing = [(3, unrelated), (11, unrelated), (200, DropReason::NoRoute)];
+    for (kind, reason) in about_nothing {
         let message = [kind, 0, 0, 0, 0, 0, 0, 0, 0x45, 0, 0, 28];
         let packet = naive::ipv4(FROM, (99, 1), 1, &[], &message);
         let packet = naive::framed(FROM, &packet);
-        untold(&mut cluster, packet, DropReason::NoRoute);
+        untold(&mut cluster, packet, reason);
     }
     let message = [1, 0, 0, 0, 0, 0, 0, 0, 0x60, 0, 0, 0];
     let packet = naive::framed(FROM, &naive::ipv6(FROM, (99, 1), 58, &message));
-    untold(&mut cluster, packet, DropReason::NoRoute);
+    untold(&mut cluster, packet, unrelated);
     let whole = naive::ipv4(FROM, (99, 1), 17, &[], &[0, 1, 0, 2, 0, 40, 0, 0].repeat(5));
     let fragments = naive::cut_v4(&whole, 16);
     let [first, later, ..] = &fragments[..] else {

@@ -153,7 +153,7 @@ fn alone(mtu: u32, chunks: u32, sent: &[u8]) -> (Vec<Vec<u8>>, Option<DropReason
     let mut out = Vec::new();
     // Held until all are there, as a device would.
     let mut held = Vec::new();
-    Pipeline::new(WorkerId(0), 8).process(
+    Pipeline::new(WorkerId(0), 8, skein_dataplane::fixtures::shared()).process(
         &mut vec![packet],
         LinkId(1),
         context,

@@ -94,6 +94,11 @@ pub enum Probe {
         /// The server.
         to: SocketAddr,
     },
+    /// Send a datagram where nobody listens; fails unless an ICMP error says so.
+    UdpRefused {
+        /// The closed port.
+        to: SocketAddr,
+    },
     /// Fetch a page over HTTP/1.1; fails unless the status is 200.
     HttpGet {
         /// The server.
@@ -129,6 +134,7 @@ pub fn run(probe: Probe) -> Result<()> {
         Probe::Sweep { targets, seconds } => print(&sweep::run(&targets, duration(seconds)?)?),
         Probe::TellPeer => peer::tell(),
         Probe::AskPeer { to } => print(&peer::ask(to)?),
+        Probe::UdpRefused { to } => udp::refused(to),
         Probe::HttpGet { to, page } => http::get(to, &page).map(|body| print!("{body}")),
     }
 }

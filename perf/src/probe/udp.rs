@@ -152,3 +152,19 @@ fn connected(to: SocketAddr) -> Result<UdpSocket> {
 fn is_timeout(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
+/// Sends a datagram to a port where nobody listens; fails unless an ICMP error comes back.
+///
+/// # Errors
+/// The socket's, and [`SILENCE`] without an answer.
+pub fn refused(to: SocketAddr) -> Result<()> {
+    let socket = UdpSocket::bind(any_address())?;
+    socket.connect(to)?;
+    socket.set_read_timeout(Some(SILENCE))?;
+    socket.send(b"?")?;
+    match socket.recv(&mut [0; 1]) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("no ICMP error from {to}")),
+        Ok(_) => anyhow::bail!("{to} answers, where nobody should listen"),
+    }
+}
+
