@@ -44,12 +44,14 @@ fn flow(criterion: &mut Criterion) {
                     dst: pod_mac(1, 1),
                     src: gateway_mac(1, 1),
                 }),
-                depends: [
-                    stamp(EpochSlot::NODE),
-                    stamp(slot(number)),
-                    stamp(slot(number.wrapping_mul(31))),
-                    stamp(slot(number.wrapping_mul(7))),
-                ],
+                translation: None,
+                conn: None,
+                depends: std::array::from_fn(|place| match place {
+                    1 => stamp(slot(number)),
+                    2 => stamp(slot(number.wrapping_mul(31))),
+                    3 => stamp(slot(number.wrapping_mul(7))),
+                    _ => stamp(EpochSlot::NODE),
+                }),
             };
             let key = flow_key(number);
             table.insert(table.hash(&key), key, action, 0);

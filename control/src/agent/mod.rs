@@ -234,13 +234,13 @@ impl Agent {
         let node = &parts.config.node.name;
         Self {
             underlay: Underlay::new(&parts.config.uplink.interfaces, managed),
+            services: Services::new(services.enabled, node, services.node_port_range),
             masquerade: Masquerade {
                 enabled: parts.config.masquerade.enabled,
                 exclude: (parts.config.masquerade.exclude.iter())
                     .filter_map(|range| Prefix::new(range.address(), range.prefix()))
                     .collect(),
             },
-            services: Services::new(services.enabled, node, services.node_port_range),
             config: parts.config,
             started: now,
             state: ClusterState::default(),

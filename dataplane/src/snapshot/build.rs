@@ -341,12 +341,10 @@ impl SnapshotBuilder {
             let owner = format!("endpoint {}", owner.0);
             return Err(BuildError::AddressTaken { address, owner });
         }
-        if before.is_none() {
-            self.moved.push(address);
-        }
         // Flows that its range led elsewhere until now must notice, and so must those to and from
         // addresses without a pod; all others go on undisturbed.
         if before.is_none() {
+            self.moved.push(address);
             match self.next.peer_of(address) {
                 Some(peer) if peer == pod.peer => self.next.epochs.bump(EpochSlot::STRANGERS),
                 Some(peer) => self.bump_peer(peer),
