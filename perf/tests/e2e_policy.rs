@@ -104,29 +104,34 @@ impl Stage {
         }
     }
 
-    /// Whether each node names the policies that there are and no others, and its workers have
-    /// the tables of after that.
+    /// Whether each node has as many policies as there are, those that there are apply to pods,
+    /// and the workers have the tables of after that.
     fn in_force(&self) -> bool {
-        let count = |page: &str, name: &str| -> Option<usize> {
-            let line = page
-                .lines()
-                .find(|line| line.starts_with(&format!("{name} ")))?;
-            line.rsplit(' ').next()?.parse().ok()
+        let nodes = self.cluster.lab.nodes();
+        let count = |page: &str| -> Option<usize> {
+            let mut lines = page.lines();
+            let line = lines.find_map(|line| line.strip_prefix("skein_policies "))?;
+            line.parse().ok()
         };
-        self.cluster.lab.nodes().iter().all(|node| {
-            let page = node.view("metrics").unwrap()["text"]
-                .as_str()
-                .unwrap()
-                .to_owned();
-            let all = count(&page, "skein_policies") == Some(self.model.policies.len());
-            let view = node.view("policies").unwrap().to_string();
-            let named = (self.model.policies.keys())
-                .all(|(namespace, name)| view.contains(&format!("\"{namespace}/{name}\"")));
-            // Tables follow the state within a tenth of a second.
-            std::thread::sleep(Duration::from_millis(150));
-            let status = node.view("status").unwrap();
-            all && named && status["generation"] == status["acknowledged"]
-        })
+        let all = nodes.iter().all(|node| {
+            let page = node.view("metrics").unwrap();
+            count(page["text"].as_str().unwrap()) == Some(self.model.policies.len())
+        });
+        // A node names those that apply to its own pods.
+        let views: Vec<String> = (nodes.iter())
+            .map(|node| node.view("policies").unwrap()["pods"].to_string())
+            .collect();
+        let named = (self.model.policies.keys()).all(|(namespace, name)| {
+            let policy = format!("\"{namespace}/{name}\"");
+            views.iter().any(|view| view.contains(&policy))
+        });
+        // Tables follow the state within a tenth of a second.
+        std::thread::sleep(Duration::from_millis(200));
+        all && named
+            && nodes.iter().all(|node| {
+                let status = node.view("status").unwrap();
+                status["generation"] == status["acknowledged"]
+            })
     }
 
     /// Packets that policies have stopped.
