@@ -78,6 +78,7 @@ fn endpoint_of(pod: &PodModel) -> Endpoint {
         device_mtu: 1450,
         route_mtu: 1450,
         queues: 1,
+        full_checksums: false,
         ifindex: Some(1),
     }
 }
