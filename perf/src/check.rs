@@ -12,6 +12,7 @@ use crate::bins;
 use crate::cmd::{Cmd, Running};
 use crate::pod::Netns;
 use crate::probe::SILENCE;
+use crate::probe::name::Answers;
 use crate::probe::peer::Seen;
 use crate::probe::reach::{Reached, Target};
 use crate::probe::rr::Latency;
@@ -148,6 +149,36 @@ pub fn seen_source(from: &Netns, to: &Netns, ip: IpAddr) -> Result<Seen> {
     probe(from, None)?
         .args(["ask-peer", &address(ip, port)])
         .timeout(SLACK * 2)
+        .run()
+        .and_then(|output| result(&output.stdout))
+}
+
+/// A server that tells its name on a port, over TCP and UDP; it ends with the value.
+///
+/// # Errors
+/// If it cannot listen.
+pub fn name_server(on: &Netns, name: &str, port: u16) -> Result<Running> {
+    let port = port.to_string();
+    let (server, _) = serve(on, None, &["name-serve", name, "--port", &port])?;
+    Ok(server)
+}
+
+/// Asks so many times who serves at an address.
+///
+/// # Errors
+/// If the probe cannot run; questions without an answer are counted.
+pub fn ask_names(from: &Netns, to: SocketAddr, count: u32, udp: bool) -> Result<Answers> {
+    let count_ = count.to_string();
+    let mut arguments = vec![
+        "name-ask".to_owned(),
+        to.to_string(),
+        "--count".into(),
+        count_,
+    ];
+    arguments.extend(udp.then(|| "--udp".to_owned()));
+    probe(from, None)?
+        .args(arguments)
+        .timeout(SLACK + Duration::from_secs(3) * count)
         .run()
         .and_then(|output| result(&output.stdout))
 }

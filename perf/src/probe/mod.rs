@@ -5,6 +5,7 @@
 //! result as one line of JSON, which is the serialised form of a public struct here.
 
 pub mod http;
+pub mod name;
 pub mod peer;
 pub mod reach;
 pub mod rr;
@@ -120,6 +121,25 @@ pub enum Probe {
         /// The server.
         to: SocketAddr,
     },
+    /// Tell every TCP and UDP client a name.
+    NameServe {
+        /// The name.
+        name: String,
+        /// The port; 0: of the kernel's choice.
+        #[arg(long, default_value_t = 0)]
+        port: u16,
+    },
+    /// Ask for the name of who serves, each time from another port.
+    NameAsk {
+        /// The server, or a Service.
+        to: SocketAddr,
+        /// How many times.
+        #[arg(long, default_value_t = 20)]
+        count: u32,
+        /// Over UDP.
+        #[arg(long)]
+        udp: bool,
+    },
     /// Send a datagram where nobody listens; fails unless an ICMP error says so.
     UdpRefused {
         /// The closed port.
@@ -169,6 +189,8 @@ pub fn run(probe: Probe) -> Result<()> {
         Probe::Sizes(options) => print(&sizes::run(&options)?),
         Probe::TellPeer => peer::tell(),
         Probe::AskPeer { to } => print(&peer::ask(to)?),
+        Probe::NameServe { name, port } => name::serve(&name, port),
+        Probe::NameAsk { to, count, udp } => print(&name::ask(to, count, udp)),
         Probe::UdpRefused { to } => udp::refused(to),
         Probe::HttpGet { to, page } => http::get(to, &page).map(|body| print!("{body}")),
     }
