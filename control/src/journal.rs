@@ -234,8 +234,7 @@ fn put_back(record: &[u8; RECORD], shared: &Shared) -> bool {
         let is_v4 = reply
             .dst
             .starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
-        let port = reply.dst_port | reply.src_port * u16::from(reply.dst_port == 0);
-        masquerade = shared.ports.lease_again(&original, is_v4, port);
+        masquerade = (shared.ports).lease_again(&original, is_v4, reply.dst_port);
         if masquerade.is_none() {
             return false;
         }

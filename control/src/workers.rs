@@ -3,7 +3,7 @@
 //! Opens a device, hands its links to workers, and closes it the other way round. Deliberately
 //! absent: what stands in the tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -151,6 +151,8 @@ pub struct Datapath {
     started: SystemTime,
     shared: Arc<Shared>,
     claims: Arc<Claims>,
+    /// Node ports of Services, by protocol.
+    node_ports: BTreeSet<(u8, u16)>,
     questions: Arc<Notify>,
 }
 
@@ -221,6 +223,7 @@ impl Datapath {
             started,
             shared,
             claims,
+            node_ports: BTreeSet::new(),
             questions,
         })
     }
@@ -241,6 +244,14 @@ impl Datapath {
     #[must_use]
     pub fn started(&self) -> SystemTime {
         self.started
+    }
+
+    /// Has the uplinks send packets to these node ports to the datapath, and to no others.
+    pub fn claim_node_ports(&mut self, ports: BTreeSet<(u8, u16)>) {
+        if ports != self.node_ports {
+            self.claims.replace(&self.node_ports, &ports);
+            self.node_ports = ports;
+        }
     }
 
     /// Gives ports back that an earlier agent claimed for connections which did not come back.

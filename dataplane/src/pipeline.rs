@@ -65,6 +65,7 @@ pub struct Context<'a> {
 }
 
 /// How a packet's way ends without silence.
+#[derive(Clone, Copy)]
 enum End {
     /// It goes out.
     Forward(LinkId),
@@ -79,6 +80,7 @@ enum End {
 }
 
 /// Why a packet goes no further, and what its sender can be told about that.
+#[derive(Clone, Copy)]
 struct Refusal {
     reason: DropReason,
     trouble: Option<Trouble>,

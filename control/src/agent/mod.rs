@@ -552,6 +552,8 @@ impl Agent {
         self.faults.tables.clone_from(&compiled.faults);
         let compiled = self.with_services(compiled);
         self.hand_over(compiled);
+        let node_ports = self.services.node_ports(&self.state);
+        self.datapath.claim_node_ports(node_ports);
         self.route_host();
     }
 

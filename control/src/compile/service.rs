@@ -438,6 +438,20 @@ impl Services {
         }
     }
 
+    /// The node ports that are served, by protocol: packets to them are taken off the uplinks.
+    #[must_use]
+    pub fn node_ports(&self, state: &ClusterState) -> BTreeSet<(u8, u16)> {
+        if !self.enabled {
+            return BTreeSet::new();
+        }
+        (self.records.keys())
+            .filter(|key| self.ports_of(key).next().is_some())
+            .filter_map(|key| state.service(key))
+            .flat_map(|service| &service.ports)
+            .filter_map(|port| Some((port.protocol.number(), port.node_port?)))
+            .collect()
+    }
+
     /// What is wrong with Services.
     pub fn faults(&self) -> impl Iterator<Item = &String> {
         self.records.values().flat_map(|record| &record.faults)

@@ -12,6 +12,7 @@
 
 #![expect(unsafe_code, reason = "maps the programs' map and reads it as atomics")]
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -69,6 +70,19 @@ impl Claims {
         self.own[byte].fetch_and(!bit, Ordering::SeqCst);
         if let Some(shared) = self.shared.get() {
             shared.bytes()[byte].fetch_and(!bit, Ordering::SeqCst);
+        }
+    }
+
+    /// Claims exactly these ports, in both IP versions, beside those of connections: the node
+    /// ports of Services. `before` are those that were claimed so until now.
+    pub fn replace(&self, before: &BTreeSet<(u8, u16)>, now: &BTreeSet<(u8, u16)>) {
+        for family in [Family::V4, Family::V6] {
+            for &(protocol, port) in now.difference(before) {
+                self.set(family, protocol, port);
+            }
+            for &(protocol, port) in before.difference(now) {
+                self.clear(family, protocol, port);
+            }
         }
     }
 

@@ -33,7 +33,8 @@ pub(super) fn known(ask: &Ask<'_>, tuple: &Tuple, depends: &mut Depends<'_>) -> 
         }
         let backend = address_of(found.reply.src);
         let serves = || (ask.tables).is_backend(service, backend, found.reply.src_port);
-        if tuple.protocol == protocol::UDP && !serves() {
+        let asks = found.direction == Direction::Original;
+        if asks && tuple.protocol == protocol::UDP && !serves() {
             connections.remove(found.conn);
             return None;
         }
