@@ -231,6 +231,73 @@ fn show(entry: &Entry) -> ConnectionView {
     }
 }
 
+/// The table in numbers, for metrics: name, help, value.
+#[must_use]
+pub fn gauges(shared: &Shared) -> [(&'static str, &'static str, u64); 10] {
+    let stats = shared.connections.stats();
+    let in_use = |v4: bool| -> usize {
+        let icmp = if v4 { protocol::ICMP } else { protocol::ICMPV6 };
+        [protocol::TCP, protocol::UDP, protocol::SCTP, icmp]
+            .map(|protocol| shared.ports.in_use(v4, protocol))
+            .iter()
+            .sum()
+    };
+    [
+        (
+            "skein_connections",
+            "Connections that are followed",
+            shared.connections.len() as u64,
+        ),
+        (
+            "skein_connections_possible",
+            "Connections that there may be",
+            shared.connections.capacity() as u64,
+        ),
+        (
+            "skein_connections_created",
+            "Connections put in since the start",
+            stats.created,
+        ),
+        (
+            "skein_connections_expired",
+            "Connections ended by silence since the start",
+            stats.expired,
+        ),
+        (
+            "skein_connections_evicted",
+            "Connections given up for others since the start",
+            stats.evicted,
+        ),
+        (
+            "skein_connections_refused",
+            "Connections refused for want of room or share since the start",
+            stats.refused_full + stats.refused_share,
+        ),
+        (
+            "skein_masquerade_ports_ipv4",
+            "Ports of masquerade in use, over all protocols",
+            in_use(true) as u64,
+        ),
+        (
+            "skein_masquerade_ports_ipv6",
+            "Ports of masquerade in use, over all protocols",
+            in_use(false) as u64,
+        ),
+        (
+            "skein_masquerade_ports_exhausted",
+            "Ports of masquerade that could not be had since the start",
+            shared.ports.exhausted(),
+        ),
+        (
+            "skein_flow_events_lost",
+            "Flow events that workers had no room for since the start",
+            (shared.events.iter())
+                .map(skein_dataplane::events::FlowEvents::lost)
+                .sum(),
+        ),
+    ]
+}
+
 /// A protocol's name, as filters and documents have it.
 #[must_use]
 pub fn protocol_name(number: u8) -> String {

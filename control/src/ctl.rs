@@ -57,6 +57,8 @@ pub enum View {
     Conntrack,
     /// What became of flows.
     Flows,
+    /// What would become of a packet.
+    Trace,
     /// The page of `/metrics`.
     Metrics,
 }
@@ -77,6 +79,7 @@ impl View {
             Self::Config => "config",
             Self::Conntrack => "conntrack",
             Self::Flows => "flows",
+            Self::Trace => "trace",
             Self::Metrics => "metrics",
         }
     }
@@ -171,8 +174,21 @@ fn table(view: View, document: &Value) -> Result<String, CtlError> {
         View::Config => config(document),
         View::Conntrack => conntrack(&read(document)?),
         View::Flows => flows(&read(document)?),
+        View::Trace => trace(&read(document)?),
         View::Metrics => read::<views::Metrics>(document)?.text,
     })
+}
+
+fn trace(view: &views::TraceView) -> String {
+    let rows: Vec<_> = (view.stages.iter())
+        .map(|stage| vec![stage.stage.clone(), stage.decision.clone()])
+        .collect();
+    let verdict = match view.reason.as_str() {
+        "" => "FORWARDED".to_owned(),
+        reason => format!("DROPPED {reason}: {}", view.explanation),
+    };
+    let stages = columns(&["STAGE", "DECISION"], &rows);
+    format!("{} -> {}\n{stages}{verdict}\n", view.from, view.to)
 }
 
 fn flows(view: &FlowsView) -> String {

@@ -467,6 +467,7 @@ mod tests {
             router_mac: MacAddr::ZERO,
             overlay_port: 8472,
             addresses: vec![],
+            pod_prefixes: vec![],
         })
     }
 

@@ -39,13 +39,21 @@ pub struct PeerHop {
     pub mtu: u32,
 }
 
-/// A route out of the cluster.
+/// A route of the node to destinations outside of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExitRoute {
     /// First address of the destinations.
     pub destination: IpAddr,
     /// Length of their prefix, in bits.
     pub prefix: u8,
+    /// The way by an uplink; `None` where the kernel has another for them, or none: then a wider
+    /// route must not stand in for it.
+    pub exit: Option<ByUplink>,
+}
+
+/// A way out by an uplink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ByUplink {
     /// Position of the uplink in the configuration.
     pub uplink: u8,
     /// The next hop; `None` where they are on the link itself.
@@ -211,7 +219,10 @@ impl Underlay {
             Some(uplink.device.index)
         };
         let gateways = self.exits.iter();
-        let gateways = gateways.filter_map(|exit| Some((device_of(exit.uplink)?, exit.gateway?)));
+        let gateways = gateways.filter_map(|route| {
+            let exit = route.exit.as_ref()?;
+            Some((device_of(exit.uplink)?, exit.gateway?))
+        });
         wanted.extend(gateways);
         let mut outside = std::mem::take(&mut self.outside);
         outside.retain(|&(uplink, address), since| {
@@ -231,9 +242,15 @@ impl Underlay {
 
     /// Notes that somebody sends to a host on an uplink's own link; true when that is news.
     pub fn want(&mut self, uplink: u8, address: IpAddr, now: Instant) -> bool {
-        let full = self.outside.len() >= MOST_OUTSIDE;
-        if full || self.outside.contains_key(&(uplink, address)) {
+        if self.outside.contains_key(&(uplink, address)) {
             return false;
+        }
+        if self.outside.len() >= MOST_OUTSIDE {
+            // Whoever still sends to it asks again.
+            let oldest = self.outside.iter().min_by_key(|(_, since)| **since);
+            if let Some(oldest) = oldest.map(|(key, _)| *key) {
+                self.outside.remove(&oldest);
+            }
         }
         self.outside.insert((uplink, address), now);
         true
@@ -259,16 +276,15 @@ impl Underlay {
         routes.sort_by_key(|route| (route.destination, route.prefix, route.metric));
         routes.dedup_by_key(|route| (route.destination, route.prefix));
         (routes.into_iter())
-            .filter_map(|route| {
-                let (uplink, of) = self.uplink_of(route.device)?;
-                Some(ExitRoute {
-                    destination: route.destination,
-                    prefix: route.prefix,
+            .map(|route| ExitRoute {
+                destination: route.destination,
+                prefix: route.prefix,
+                exit: self.uplink_of(route.device).map(|(uplink, of)| ByUplink {
                     uplink,
                     gateway: route.gateway,
                     source_mac: of.device.mac,
                     mtu: route.mtu.unwrap_or(u32::MAX).min(of.device.mtu),
-                })
+                }),
             })
             .collect()
     }

@@ -260,6 +260,36 @@ pub struct PolicyNote {
     pub note: String,
 }
 
+/// View `trace`: what would become of a packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceView {
+    /// The pod that would send it.
+    pub from: String,
+    /// For whom it would be, behind a Service.
+    pub to: String,
+    /// The address that it would be sent to.
+    pub address: IpAddr,
+    /// Its destination port.
+    pub port: u16,
+    /// `forwarded` or `dropped`.
+    pub verdict: String,
+    /// Why it would be dropped: a name of `skeinctl drops`.
+    pub reason: String,
+    /// The same in words.
+    pub explanation: String,
+    /// What each stage decides, in their order.
+    pub stages: Vec<TraceStage>,
+}
+
+/// What a stage decides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceStage {
+    /// `classify`, `conntrack`, `service`, `policy-egress`, `route`, `policy-ingress`.
+    pub stage: String,
+    /// In words, with the policy and rule that it follows from.
+    pub decision: String,
+}
+
 /// View `services`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServicesView {

@@ -207,6 +207,7 @@ impl Datapath {
             router_mac: MacAddr::ZERO,
             overlay_port: config.overlay.port,
             addresses: Vec::new(),
+            pod_prefixes: Vec::new(),
         }));
         let started = SystemTime::now();
         let group = Group::start(&options, &store, &mut publisher).map_err(|e| e.to_string())?;

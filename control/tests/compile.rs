@@ -135,6 +135,7 @@ fn empty() -> Snapshot {
         router_mac: MacAddr::ZERO,
         overlay_port: 0,
         addresses: vec![],
+        pod_prefixes: vec![],
     })
 }
 

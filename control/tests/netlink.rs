@@ -155,6 +155,17 @@ fn check_peers(managed: bool) {
             });
         }
 
+        // Only uplinks lead outside, and where another device does they do not.
+        let exit = |destination: &str| {
+            let mut exits = underlay.exits().iter();
+            let found = exits.find(|route| route.destination == addr(destination));
+            found.unwrap().exit.as_ref().map(|exit| exit.gateway)
+        };
+        assert_eq!(exit("192.0.2.0"), Some(None));
+        assert_eq!(exit("198.51.100.0"), Some(Some(addr("192.0.2.2"))));
+        assert_eq!(exit("203.0.113.0"), None);
+        pair.a("route del 198.51.100.0/24");
+
         // Every entry is as it was asked for; and goes when nobody wants it any more.
         let held = netlink.neighbours().unwrap();
         let entry = held

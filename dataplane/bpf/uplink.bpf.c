@@ -76,8 +76,11 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
 	__type(key, struct fragment);
-	__type(value, __u8);
+	__type(value, __u64); /* when the first came, in nanoseconds */
 } fragments SEC(".maps");
+
+/* The rest of a packet is waited for as long as Linux does (net.ipv4.ipfrag_time). */
+#define FRAGMENT_NS (30ULL * 1000 * 1000 * 1000)
 
 /* An IP packet to one of our addresses. */
 struct packet {
@@ -272,7 +275,8 @@ static __always_inline int uplink(struct xdp_md *ctx)
 	struct ethhdr *ethernet = data;
 	struct packet packet = {};
 	__u32 key = 0;
-	__u8 seen = 1;
+	__u64 now = bpf_ktime_get_ns();
+	__u64 *since;
 	struct uplink_config *own = bpf_map_lookup_elem(&config, &key);
 
 	if (!own || (void *)(ethernet + 1) > end)
@@ -287,13 +291,18 @@ static __always_inline int uplink(struct xdp_md *ctx)
 		return XDP_PASS;
 	}
 	packet.fragment.protocol = packet.protocol;
-	if (packet.is_later)
-		return bpf_map_lookup_elem(&fragments, &packet.fragment) ? to_socket(ctx) :
-									    XDP_PASS;
-	if (!is_ours(own, &packet, end))
+	if (packet.is_later) {
+		since = bpf_map_lookup_elem(&fragments, &packet.fragment);
+		return since && now - *since < FRAGMENT_NS ? to_socket(ctx) : XDP_PASS;
+	}
+	if (!is_ours(own, &packet, end)) {
+		/* The number may have been that of one of ours before. */
+		if (packet.is_first)
+			bpf_map_delete_elem(&fragments, &packet.fragment);
 		return XDP_PASS;
+	}
 	if (packet.is_first)
-		bpf_map_update_elem(&fragments, &packet.fragment, &seen, BPF_ANY);
+		bpf_map_update_elem(&fragments, &packet.fragment, &now, BPF_ANY);
 	return to_socket(ctx);
 }
 

@@ -227,26 +227,22 @@ impl Fragments {
         Answer::Known
     }
 
-    /// Holds a packet that was [`Answer::Early`]. Returns one that gave way to it.
-    #[must_use = "the packet that gave way has frames"]
-    pub fn hold(
-        &mut self,
-        packet: Packet,
-        origin: Origin,
-        headers: &Headers,
-        now: Instant,
-    ) -> Option<Packet> {
-        let frames = packet.segments().len();
+    /// The next packet that gives way to one of so many frames, which is to be held.
+    pub fn give_way(&mut self, frames: usize) -> Option<Packet> {
         let full = self.held.len() == MOST_HELD || self.frames_held + frames > MOST_FRAMES_HELD;
-        let gave_way = if full { self.pop_front() } else { None };
-        self.frames_held += frames;
+        if full { self.pop_front() } else { None }
+    }
+
+    /// Holds a packet that was [`Answer::Early`], once nothing [gives way](Self::give_way) to it
+    /// any more.
+    pub fn hold(&mut self, packet: Packet, origin: Origin, headers: &Headers, now: Instant) {
+        self.frames_held += packet.segments().len();
         self.held.push_back(Held {
             key: Key::new(&packet, origin, headers),
             packet,
             headers: *headers,
             until: now + HELD_FOR,
         });
-        gave_way
     }
 
     /// The next packet that the first fragment which came last has set free, as it was held.

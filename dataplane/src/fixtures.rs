@@ -114,6 +114,7 @@ pub fn node(node: u8) -> Node {
         router_mac: router_mac(underlay(node)),
         overlay_port: OVERLAY_PORT,
         addresses: vec![underlay(node), node_v6(node)],
+        pod_prefixes: pod_prefixes(node),
     }
 }
 

@@ -186,10 +186,12 @@ impl Pipeline {
                 pool.give_packet(packet);
             }
             Ok(End::Early(origin, headers)) => {
-                if let Some(older) = self.parts.hold(packet, origin, &headers, context.now) {
+                let frames = packet.segments().len();
+                while let Some(older) = self.parts.give_way(frames) {
                     stats.drops(DropReason::FragmentWithoutFirst).add(1);
                     pool.give_packet(older);
                 }
+                self.parts.hold(packet, origin, &headers, context.now);
             }
             Err(reason) => {
                 stats.drops(reason).add(1);
@@ -341,7 +343,11 @@ impl Pipeline {
         let connections = &self.shared.connections;
         let fragments = &mut self.fragments;
         match self.flows.lookup(hash, &key, tables.epochs(), now_ms) {
-            Lookup::Hit(action) if observe(action, connections, headers, now) => {
+            // A request to connect may begin anew what has ended under the same ports.
+            Lookup::Hit(action)
+                if !slow::is_opening(headers.tcp_flags)
+                    && observe(action, connections, headers, now) =>
+            {
                 stats.flow_hits.add(1);
                 return apply(action, packet, headers, umem, pool, fragments);
             }

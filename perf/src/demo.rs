@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::agent::AgentOptions;
 use crate::lab::{Lab, LabOptions};
 use crate::pod::Pod;
-use crate::{check, report, teardown};
+use crate::{check, demo_cluster, report, teardown};
 
 const PINGS: u32 = 5;
 const DATAGRAM_SIZES: [usize; 3] = [1, 64, 1400];
@@ -69,6 +69,11 @@ pub fn run(lab_options: &LabOptions, agent: &AgentOptions) -> Result<()> {
             }
         }
     }
+    let [a1, b1, _, b2] = &pods[..] else {
+        anyhow::bail!("the demo has four pods");
+    };
+    lines.push(shown("Service", demo_cluster::service(&lab, a1, [b1, b2])));
+    lines.push(shown("policy", demo_cluster::policy(&lab, b2, a1, b1)));
     lines.push(match lab.assert_no_kernel_datapath() {
         Ok(()) => note(
             "kernel datapath",
@@ -242,6 +247,13 @@ fn note(what: &str, result: &str, ok: bool) -> Line {
             dash(),
         ],
         ok,
+    }
+}
+
+fn shown(what: &str, outcome: Result<String>) -> Line {
+    match outcome {
+        Ok(text) => note(what, &text, true),
+        Err(error) => note(what, &format!("{error:#}"), false),
     }
 }
 

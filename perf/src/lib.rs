@@ -31,6 +31,7 @@ pub mod check;
 pub mod cluster;
 pub mod cmd;
 pub mod demo;
+mod demo_cluster;
 pub mod kubernetes;
 pub mod lab;
 pub mod node;

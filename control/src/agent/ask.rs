@@ -37,12 +37,21 @@ impl Agent {
                 view.lost = lost;
                 document(&view)
             }
+            "trace" => document(&self.trace(arguments).map_err(refused)?),
             _ => self.view(name),
         }
     }
 
+    /// The connection table in numbers, for metrics.
+    pub(super) fn connection_gauges(
+        &self,
+    ) -> impl Iterator<Item = (&'static str, (&'static str, i64))> {
+        let gauges = connections::gauges(self.datapath.shared()).into_iter();
+        gauges.map(|(name, help, value)| (name, (help, i64::try_from(value).unwrap_or(i64::MAX))))
+    }
+
     /// The addresses of a pod that is named `namespace/name`.
-    fn addresses_of(&self, pod: &str) -> Result<Vec<IpAddr>, String> {
+    pub(super) fn addresses_of(&self, pod: &str) -> Result<Vec<IpAddr>, String> {
         let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
         let of_pod = |namespace: &str, name: &str| {
             let key = PodKey {

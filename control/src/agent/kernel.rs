@@ -110,7 +110,7 @@ impl Agent {
             match self.datapath.open_uplink(position, name, index, overlay) {
                 Ok(()) => {
                     self.faults.uplinks.remove(&position);
-                    self.datapath.settle_claims();
+                    self.settled = false;
                     if let Some(uplink) = self.datapath.uplinks().get(&position) {
                         let (mode, fallback) = uplink.mode();
                         let queues = uplink.links.len();

@@ -17,6 +17,7 @@ mod host;
 mod kernel;
 mod report;
 mod services;
+mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -197,6 +198,8 @@ pub struct Agent {
     early: Vec<Early>,
     faults: Faults,
     history: History,
+    /// Whether ports that an earlier agent claimed and this one does not are given back.
+    settled: bool,
     retry: Instant,
     refresh: Instant,
     look: Instant,
@@ -263,6 +266,7 @@ impl Agent {
             early: Vec::new(),
             faults: Faults::default(),
             history,
+            settled: false,
             retry: now,
             refresh: now + REFRESH,
             look: now,
@@ -554,6 +558,9 @@ impl Agent {
         self.hand_over(compiled);
         let node_ports = self.services.node_ports(&self.state);
         self.datapath.claim_node_ports(node_ports);
+        if !std::mem::replace(&mut self.settled, true) {
+            self.datapath.settle_claims();
+        }
         self.route_host();
     }
 

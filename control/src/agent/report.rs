@@ -149,6 +149,7 @@ impl Agent {
             gauges.insert(total, ("Pod addresses of this node", all));
         }
         gauges.extend(self.policy_gauges());
+        gauges.extend(self.connection_gauges());
         self.shared.set(Facts {
             not_ready: ready,
             beat: Instant::now(),

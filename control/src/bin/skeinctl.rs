@@ -83,6 +83,21 @@ enum Command {
     },
     /// New flows and drops, with what became of them.
     Flows(Flows),
+    /// What would become of a pod's packet, stage by stage; nothing is sent.
+    Trace {
+        /// The pod that would send it: namespace/name, on this node.
+        #[arg(long)]
+        from: String,
+        /// For whom: namespace/name, or an address.
+        #[arg(long)]
+        to: String,
+        /// The destination port.
+        #[arg(long)]
+        port: Option<u16>,
+        /// tcp, udp, sctp or icmp.
+        #[arg(long, default_value = "tcp")]
+        protocol: String,
+    },
     /// The page of /metrics.
     Metrics,
 }
@@ -168,6 +183,22 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::Workers => View::Workers,
         Command::Config => View::Config,
         Command::Metrics => View::Metrics,
+        Command::Trace {
+            from,
+            to,
+            port,
+            protocol,
+        } => {
+            let arguments = named([
+                ("from", Some(from.clone())),
+                ("to", Some(to.clone())),
+                ("port", port.map(|port| port.to_string())),
+                ("protocol", Some(protocol.clone())),
+            ]);
+            let answer = ask_with(socket, View::Trace, arguments)?;
+            print(&render(View::Trace, &answer, *output)?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Flows(flows) => return follow(socket, flows, *output),
         Command::Conntrack { .. } => {
             let answer = ask_with(socket, View::Conntrack, filters(&arguments.command))?;

@@ -39,6 +39,9 @@ pub(super) fn peers(
         router_mac: own.and_then(primary).map_or(MacAddr::ZERO, router_mac),
         overlay_port: inputs.overlay_port,
         addresses: own.map(|own| own.internal_ips.clone()).unwrap_or_default(),
+        pod_prefixes: own
+            .map(|own| own.pod_cidrs.iter().copied().filter_map(prefix).collect())
+            .unwrap_or_default(),
     };
     let mut claims = Claims::default();
     if let Some(own) = own {
@@ -72,12 +75,12 @@ pub(super) fn peers(
 pub(super) fn outside(inputs: &Inputs<'_>, builder: &mut SnapshotBuilder) {
     let exits = inputs.underlay.exits().iter().filter_map(|route| {
         let prefix = Prefix::new(route.destination, route.prefix)?;
-        let exit = Exit {
-            uplink: route.uplink,
-            gateway: route.gateway,
-            src_mac: route.source_mac,
-            mtu: route.mtu,
-        };
+        let exit = route.exit.as_ref().map(|exit| Exit {
+            uplink: exit.uplink,
+            gateway: exit.gateway,
+            src_mac: exit.source_mac,
+            mtu: exit.mtu,
+        });
         Some((prefix, exit))
     });
     builder.set_exits(exits);

@@ -449,6 +449,8 @@ impl Services {
             .filter_map(|key| state.service(key))
             .flat_map(|service| &service.ports)
             .filter_map(|port| Some((port.protocol.number(), port.node_port?)))
+            // One beyond the range may be a port of the node's own.
+            .filter(|&(_, port)| self.node_ports.contains(port))
             .collect()
     }
 

@@ -45,14 +45,14 @@ pub struct Route {
     pub unicast: bool,
 }
 
-/// A route as it stands in a table.
+/// A route of the main table, which is also one that refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableRoute {
     /// First address of the destinations.
     pub destination: IpAddr,
     /// Length of their prefix, in bits.
     pub prefix: u8,
-    /// Index of the device by which they are reached.
+    /// Index of the device by which they are reached; zero where they are not.
     pub device: u32,
     /// The next hop; `None` where they are on the link itself.
     pub gateway: Option<IpAddr>,
@@ -151,7 +151,7 @@ pub(super) fn route(message: &RouteMessage, destination: IpAddr) -> Route {
     route
 }
 
-/// A unicast route of the main table. Of several next hops the first is taken.
+/// A route of the main table. Of several next hops the first is taken.
 pub(super) fn table_route(answer: &RouteNetlinkMessage) -> Option<TableRoute> {
     let RouteNetlinkMessage::NewRoute(message) = answer else {
         return None;
@@ -162,14 +162,18 @@ pub(super) fn table_route(answer: &RouteNetlinkMessage) -> Option<TableRoute> {
         AddressFamily::Inet6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
         _ => return None,
     };
-    if header.kind != RouteType::Unicast || header.table != RouteHeader::RT_TABLE_MAIN {
+    let counts = matches!(
+        header.kind,
+        RouteType::Unicast | RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit
+    );
+    if !counts || header.table != RouteHeader::RT_TABLE_MAIN {
         return None;
     }
     let by = route(message, any);
     let mut found = TableRoute {
         destination: any,
         prefix: header.destination_prefix_length,
-        device: by.device,
+        device: if by.unicast { by.device } else { 0 },
         gateway: Some(by.next_hop).filter(|hop| *hop != any),
         mtu: by.mtu,
         metric: 0,

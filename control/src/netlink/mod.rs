@@ -160,7 +160,7 @@ impl Netlink {
         }
     }
 
-    /// The main table's unicast routes, IPv4 and IPv6, of every device.
+    /// The main table's routes, IPv4 and IPv6, of every device, and those that refuse.
     pub fn main_routes(&mut self) -> io::Result<Vec<TableRoute>> {
         let request = RouteNetlinkMessage::GetRoute(RouteMessage::default());
         let answers = self.request(request, NLM_F_DUMP)?;

@@ -15,6 +15,8 @@ pub struct ConnectionStats {
     pub evicted: u64,
     /// Connections taken out on request.
     pub removed: u64,
+    /// Changes of a connection's state.
+    pub state_changes: u64,
     /// Connections refused since one of their tuples was taken.
     pub refused_taken: u64,
     /// Connections refused since their owner's share was used.
@@ -48,6 +50,7 @@ pub(super) struct Counts {
     expired: AtomicU64,
     evicted: AtomicU64,
     removed: AtomicU64,
+    pub state_changes: AtomicU64,
     pub refused_taken: AtomicU64,
     pub refused_share: AtomicU64,
     pub refused_full: AtomicU64,
@@ -87,6 +90,7 @@ impl Counts {
             expired: value(&self.expired),
             evicted: value(&self.evicted),
             removed: value(&self.removed),
+            state_changes: value(&self.state_changes),
             refused_taken: value(&self.refused_taken),
             refused_share: value(&self.refused_share),
             refused_full: value(&self.refused_full),

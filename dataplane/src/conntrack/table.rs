@@ -241,6 +241,9 @@ impl Connections {
             let to = life.with(next.state, self.deadline(protocol, next.state, now_ms));
             // Unchanged words stay unwritten: the line may be in several workers' caches.
             let moved = to == life || block.swap_life(life, to).is_ok();
+            if moved && next.state != tracked.state {
+                self.counts.state_changes.fetch_add(1, Ordering::Relaxed);
+            }
             if moved && (next.tags == tracked.tags || block.swap_tags(tracked.tags, next.tags)) {
                 return true;
             }

@@ -106,9 +106,14 @@ impl Claims {
     pub fn settle(&self) {
         if let Some(shared) = self.shared.get() {
             for (own, shared) in self.own.iter().zip(shared.bytes()) {
-                shared.fetch_and(own.load(Ordering::SeqCst), Ordering::SeqCst);
-                // A port that was claimed meanwhile may just have been given back.
-                shared.fetch_or(own.load(Ordering::SeqCst), Ordering::SeqCst);
+                // Again, where a port was claimed or released between the steps.
+                loop {
+                    let claimed = own.load(Ordering::SeqCst);
+                    shared.store(claimed, Ordering::SeqCst);
+                    if own.load(Ordering::SeqCst) == claimed {
+                        break;
+                    }
+                }
             }
         }
     }

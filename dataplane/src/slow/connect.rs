@@ -8,11 +8,14 @@
 use std::net::IpAddr;
 
 use super::party::{self, Party, Place};
+use super::route::Speaker;
 use super::{Ask, Depends, Way, address_of, judge, mapped, route};
 use crate::classify::Source;
-use crate::conntrack::{CreateError, Direction, Found, NewConnection, PortLease, Segment, Tuple};
+use crate::conntrack::{
+    CreateError, Direction, Found, NewConnection, Phase, PortLease, Segment, State, Tuple,
+};
 use crate::flow::Action;
-use crate::ids::EndpointId;
+use crate::ids::{EndpointId, IdentityId};
 use crate::service::{self, Backend, Choice, Client, Frontend, ServiceId};
 use crate::verdict::DropReason;
 use crate::wire::protocol;
@@ -21,25 +24,53 @@ use crate::wire::tcp::TcpFlags;
 /// How many ports are tried for a source before the packet is dropped.
 const ATTEMPTS: u32 = 32;
 
-/// The connection that the packet belongs to. One over UDP whose backend its Service has no more
-/// is given up, so that its client gets another at once; over TCP it goes on until an end closes
-/// it.
+/// The connection that the packet belongs to. One over UDP whose backend its Service has no more,
+/// or that began before its Service was known, is given up, so that its client gets a backend at
+/// once; over TCP it goes on until an end closes it. A request to connect on the ports of one
+/// that has ended is a new connection's.
 pub(super) fn known(ask: &Ask<'_>, tuple: &Tuple, depends: &mut Depends<'_>) -> Option<Way> {
     let connections = &ask.shared.connections;
     let found = connections.find(tuple, ask.now)?;
-    if let Some(service) = ServiceId::new(connections.service(found.conn)) {
-        if let Some(slot) = ask.tables.service_epoch(service) {
-            depends.on(slot);
-        }
-        let backend = address_of(found.reply.src);
-        let serves = || (ask.tables).is_backend(service, backend, found.reply.src_port);
-        let asks = found.direction == Direction::Original;
-        if asks && tuple.protocol == protocol::UDP && !serves() {
-            connections.remove(found.conn);
-            return None;
-        }
+    let asks = found.direction == Direction::Original;
+    let service = ServiceId::new(connections.service(found.conn))
+        .or_else(|| service_at(ask, &found.original));
+    if let Some(slot) = service.and_then(|service| ask.tables.service_epoch(service)) {
+        depends.on(slot);
+    }
+    let is_over = || {
+        let opens = is_opening(ask.headers.tcp_flags) && tuple.protocol == protocol::TCP;
+        let state = connections.state(found.conn, ask.now);
+        let ended = |state: State| matches!(state.phase(), Phase::TimeWait | Phase::Close);
+        opens && state.is_none_or(ended)
+    };
+    let is_unserved = || {
+        let (backend, port) = (address_of(found.reply.src), found.reply.src_port);
+        let is_udp = tuple.protocol == protocol::UDP;
+        is_udp && service.is_some_and(|service| !ask.tables.is_backend(service, backend, port))
+    };
+    if asks && (is_over() || is_unserved()) {
+        connections.remove(found.conn);
+        return None;
     }
     Some(way_of(&found))
+}
+
+/// The Service whose address a connection was begun to: its number is not known of one that came
+/// back from a journal, or that was there first.
+fn service_at(ask: &Ask<'_>, original: &Tuple) -> Option<ServiceId> {
+    let frontend = Frontend {
+        address: address_of(original.dst),
+        port: original.dst_port,
+        protocol: original.protocol,
+    };
+    let tables = ask.tables;
+    let own = || tables.node().addresses.contains(&frontend.address);
+    tables.services().find(frontend, own).map(|(_, id, _)| id)
+}
+
+/// Whether a segment asks for a new connection.
+pub(crate) fn is_opening(flags: TcpFlags) -> bool {
+    flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::ACK)
 }
 
 fn way_of(found: &Found) -> Way {
@@ -50,6 +81,7 @@ fn way_of(found: &Found) -> Way {
             Direction::Original => found.reply.reversed(),
             Direction::Reply => found.original.reversed(),
         },
+        through_here: found.reply.dst != found.original.src,
     }
 }
 
@@ -76,7 +108,11 @@ pub(super) fn open(
         tuple.protocol,
     )?;
     let source = source(ask, sender, &receiver, backend.as_ref())?;
-    let speaker = source.map_or(sender.identity, |_| crate::ids::IdentityId::HOST);
+    let speaker = Speaker {
+        identity: source.map_or(sender.identity, |_| IdentityId::HOST),
+        through_here: source.is_some(),
+        is_answer: false,
+    };
     let action = route::to(ask, sender, speaker, &receiver, depends)?;
     let owner = match (sender.place, receiver.place) {
         (Place::Pod(pod), _) | (_, Place::Pod(pod)) => pod.id,
@@ -89,7 +125,7 @@ pub(super) fn open(
 
 /// The backend that the packet is for, where it is for a Service. What comes from the overlay
 /// has been through this on its sender's node.
-fn backend(
+pub(super) fn backend(
     ask: &Ask<'_>,
     sender: &Party<'_>,
     tuple: &Tuple,
@@ -137,7 +173,7 @@ fn backend(
 
 /// The address that the packet is to come from, where it cannot keep its own: its receiver would
 /// answer past this node.
-fn source(
+pub(super) fn source(
     ask: &Ask<'_>,
     sender: &Party<'_>,
     receiver: &Party<'_>,
@@ -147,7 +183,11 @@ fn source(
     let asked_for = backend.is_some_and(|backend| backend.snat);
     let to_outside =
         matches!(receiver.place, Place::Outside) && ask.tables.masquerades(receiver.address);
-    if !(to_itself || asked_for || to_outside) {
+    // Another node's answers to this one's own address and port would not come by here.
+    let node_to_node = backend.is_some()
+        && matches!(sender.place, Place::Host)
+        && matches!(receiver.place, Place::PeerNode(_));
+    if !(to_itself || asked_for || to_outside || node_to_node) {
         return Ok(None);
     }
     let is_v4 = receiver.address.is_ipv4();
@@ -209,6 +249,7 @@ fn keep(
                     conn,
                     direction: Direction::Original,
                     to: translated,
+                    through_here: source.is_some(),
                 });
             }
             Err(CreateError::Full) => return Err(DropReason::ConnectionsFull),
@@ -237,7 +278,5 @@ fn spread(port: u16, attempt: u32) -> u16 {
 
 /// Whether the packet is of a TCP connection that began before anybody here looked.
 fn is_midway(ask: &Ask<'_>) -> bool {
-    let flags = ask.headers.tcp_flags;
-    let opens = flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::ACK);
-    ask.headers.protocol == protocol::TCP && !opens
+    ask.headers.protocol == protocol::TCP && !is_opening(ask.headers.tcp_flags)
 }

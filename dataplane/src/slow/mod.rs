@@ -12,6 +12,7 @@
 //! on, so a changed policy is felt at the next packet of an established connection too.
 
 mod connect;
+mod explain;
 mod party;
 mod route;
 
@@ -34,7 +35,10 @@ use crate::translate::Translation;
 use crate::verdict::DropReason;
 use crate::wire::ipv6;
 
+pub(crate) use self::connect::is_opening;
+pub use self::explain::{Exit, Explanation, Probe, explain};
 use self::party::{Party, Place};
+use self::route::Speaker;
 
 /// What the workers of a node share beside the tables: what they themselves find out.
 #[derive(Debug)]
@@ -188,6 +192,8 @@ struct Way {
     direction: Direction,
     /// What the packet becomes.
     to: Tuple,
+    /// Whether the connection's source is translated, so that its packets pass this node.
+    through_here: bool,
 }
 
 /// Decides about a packet that is no ICMP error.
@@ -233,10 +239,21 @@ fn go_on<'a>(
             )?;
         }
     }
-    let speaker = if way.to.src == tuple.src {
+    if ask
+        .tables
+        .is_overlay_port(receiver.address, way.to.dst_port, tuple.protocol)
+    {
+        return Err(DropReason::OverlayPort);
+    }
+    let identity = if way.to.src == tuple.src {
         sender.identity
     } else {
         party::at(ask.tables, address_of(way.to.src), depends).identity
+    };
+    let speaker = Speaker {
+        identity,
+        through_here: way.through_here,
+        is_answer: way.direction == Direction::Reply,
     };
     let action = route::to(ask, sender, speaker, &receiver, depends)?;
     Ok((way, action))
@@ -256,7 +273,15 @@ pub struct Related {
 /// Decides about an ICMP error that quotes this packet: it goes where the packet came from, if
 /// that is a connection that is known and still allowed.
 pub fn relate(ask: &Ask<'_>, quote: &Quote) -> Result<Related, DropReason> {
-    if ask.headers.fragment != Fragment::None {
+    // A redirect or a source quench is no answer to anybody (RFC 6633, RFC 6918).
+    let kind = ask.headers.icmp.map(|(kind, _)| kind);
+    let is_obsolete = ask.headers.is_v4() && matches!(kind, Some(4 | 5));
+    // An error is for whoever sent the packet that it quotes; and a pod is no router, so it
+    // speaks about packets to itself alone.
+    let is_for_sender = ask.headers.dst_bytes == quote.tuple.src;
+    let may_be_router = matches!(ask.source, Source::Host(_) | Source::Outside);
+    let is_credible = may_be_router || ask.headers.src_bytes == quote.tuple.dst;
+    if ask.headers.fragment != Fragment::None || is_obsolete || !is_for_sender || !is_credible {
         return Err(DropReason::IcmpErrorUnrelated);
     }
     let mut depends = Depends::new(ask.tables);
@@ -283,8 +308,13 @@ pub fn relate(ask: &Ask<'_>, quote: &Quote) -> Result<Related, DropReason> {
     } else {
         ask.headers.src_bytes
     };
+    let speaker = Speaker {
+        identity: sender.identity,
+        through_here: found.reply.dst != found.original.src,
+        is_answer: found.direction == Direction::Reply,
+    };
     Ok(Related {
-        action: route::to(ask, &sender, sender.identity, &receiver, &mut depends)?,
+        action: route::to(ask, &sender, speaker, &receiver, &mut depends)?,
         quoted: to.reversed(),
         ends: (src, to.dst),
     })

@@ -22,6 +22,8 @@ pub(super) enum Place<'a> {
     PeerNode(&'a Tracked<Arc<Peer>>),
     /// Outside the cluster.
     Outside,
+    /// Nowhere: an address of this node's pods that no pod has.
+    Nobody,
 }
 
 /// One end of a connection.
@@ -77,6 +79,10 @@ pub(super) fn at<'a>(
         return party(identity, Place::Peer(peer));
     }
     depends.on(EpochSlot::OUTSIDE);
+    let mut own_ranges = tables.node().pod_prefixes.iter();
+    if own_ranges.any(|range| range.contains(address)) {
+        return party(IdentityId::UNMANAGED, Place::Nobody);
+    }
     let world = match address {
         IpAddr::V4(_) => IdentityId::WORLD_IPV4,
         IpAddr::V6(_) => IdentityId::WORLD_IPV6,
@@ -105,7 +111,7 @@ pub(super) fn sender<'a>(
         // host link is somebody else.
         Source::Host(_) => match party.place {
             Place::Host | Place::Outside => Ok(party),
-            Place::Pod(_) | Place::Peer(_) | Place::PeerNode(_) => {
+            Place::Pod(_) | Place::Peer(_) | Place::PeerNode(_) | Place::Nobody => {
                 Err(DropReason::ForwardedClusterSource)
             }
         },
@@ -115,7 +121,7 @@ pub(super) fn sender<'a>(
                 Place::PeerNode(owner) => (owner, true),
                 // A pod's address on this node is nobody else's, even where a peer's range
                 // holds it.
-                Place::Pod(_) | Place::Host | Place::Outside => {
+                Place::Pod(_) | Place::Host | Place::Outside | Place::Nobody => {
                     return Err(DropReason::ForeignInnerSource);
                 }
             };
@@ -133,7 +139,9 @@ pub(super) fn sender<'a>(
         }
         Source::Outside => match party.place {
             Place::Outside | Place::PeerNode(_) => Ok(party),
-            Place::Pod(_) | Place::Peer(_) | Place::Host => Err(DropReason::ForeignPlainSource),
+            Place::Pod(_) | Place::Peer(_) | Place::Host | Place::Nobody => {
+                Err(DropReason::ForeignPlainSource)
+            }
         },
     }
 }

@@ -15,16 +15,28 @@ use crate::parse::{EthernetHeader, Headers};
 use crate::snapshot::{Endpoint, Node, Peer, Snapshot, Tracked};
 use crate::verdict::DropReason;
 
-/// The way to whom the packet is for once it is translated; `speaker` is the identity of whose
-/// address it comes from by then.
+/// In whose name a packet leaves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Speaker {
+    /// The identity of whose address it comes from once it is translated.
+    pub identity: IdentityId,
+    /// Whether its connection goes through this node by a translation of its source: then what
+    /// another node sends of it goes on from here, and nothing else does.
+    pub through_here: bool,
+    /// Whether it answers.
+    pub is_answer: bool,
+}
+
+/// The way to whom the packet is for once it is translated.
 pub(super) fn to(
     ask: &Ask<'_>,
     sender: &Party<'_>,
-    speaker: IdentityId,
+    speaker: Speaker,
     receiver: &Party<'_>,
     depends: &mut Depends<'_>,
 ) -> Result<Action, DropReason> {
-    let from_overlay = matches!(ask.source, Source::Overlay { .. });
+    let in_transit = matches!(ask.source, Source::Overlay { .. }) && !speaker.through_here;
+    let as_this_node = speaker.identity == IdentityId::HOST;
     match receiver.place {
         Place::Pod(pod) => Ok(to_local(pod, ask, depends)),
         Place::Host => {
@@ -34,11 +46,22 @@ pub(super) fn to(
             let host = ask.tables.host().ok_or(DropReason::NoRoute)?;
             Ok(to_local(host, ask, depends))
         }
-        Place::Peer(_) | Place::PeerNode(_) | Place::Outside if from_overlay => {
+        Place::Nobody => Err(DropReason::NoRoute),
+        Place::Peer(_) | Place::PeerNode(_) | Place::Outside if in_transit => {
             Err(DropReason::OverlayTransit)
         }
+        // What this node's translation sends to another node itself is no pod's: the overlay
+        // would not take it.
+        Place::PeerNode(_) if as_this_node && speaker.through_here => {
+            to_outside(receiver.address, ask, depends)
+        }
         Place::PeerNode(_) if sender.is_node() => Err(DropReason::NodeToNode),
-        Place::Peer(peer) | Place::PeerNode(peer) => to_peer(peer, speaker, ask, depends),
+        Place::Peer(peer) | Place::PeerNode(peer) => to_peer(peer, speaker.identity, ask, depends),
+        // The kernel forwarded the question, from where no uplink leads.
+        Place::Outside if speaker.is_answer && ask.tables.exit(receiver.address).is_none() => {
+            let host = ask.tables.host().ok_or(DropReason::NoRoute)?;
+            Ok(to_local(host, ask, depends))
+        }
         Place::Outside => to_outside(receiver.address, ask, depends),
     }
 }

@@ -41,6 +41,8 @@ pub struct Node {
     pub overlay_port: u16,
     /// Addresses at which the node takes overlay packets.
     pub addresses: Vec<IpAddr>,
+    /// Ranges of its own pods' addresses: one without a pod is nobody's.
+    pub pod_prefixes: Vec<Prefix>,
 }
 
 /// What is at the far end of a link.

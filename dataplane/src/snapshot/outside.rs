@@ -30,7 +30,8 @@ pub struct Masquerade {
 /// What leads outside.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outside {
-    exits: Lpm<Exit>,
+    /// `None`: no way, whatever wider routes say.
+    exits: Lpm<Option<Exit>>,
     neighbours: imbl::HashMap<(u8, IpAddr), Tracked<MacAddr>>,
     masquerade: bool,
     exclude: Lpm<()>,
@@ -40,7 +41,7 @@ impl Snapshot {
     /// The route to an address outside.
     #[must_use]
     pub fn exit(&self, address: IpAddr) -> Option<&Exit> {
-        self.outside.exits.lookup(address)
+        self.outside.exits.lookup(address)?.as_ref()
     }
 
     /// The MAC of a host on an uplink's link. Control looks for those that workers ask about.
@@ -57,9 +58,10 @@ impl Snapshot {
 }
 
 impl SnapshotBuilder {
-    /// Sets all routes to the outside.
-    pub fn set_exits(&mut self, exits: impl IntoIterator<Item = (Prefix, Exit)>) {
-        let mut wanted: std::collections::BTreeMap<Prefix, Exit> = exits.into_iter().collect();
+    /// Sets all routes to the outside; `None` for destinations that no uplink leads to.
+    pub fn set_exits(&mut self, exits: impl IntoIterator<Item = (Prefix, Option<Exit>)>) {
+        let mut wanted: std::collections::BTreeMap<Prefix, Option<Exit>> =
+            exits.into_iter().collect();
         let outside = &mut self.next.outside;
         let before: Vec<_> = outside
             .exits

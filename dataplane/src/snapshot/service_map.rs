@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::maglev::{MAX_BACKENDS, Maglev};
-use super::{Epochs, Prefix, Tracked};
+use super::{EpochSlot, Epochs, Prefix, Tracked};
 
 /// One port of one Service in one address family. Chosen by control; never used again for
 /// another, since connections remember it.
@@ -405,6 +405,14 @@ impl ServiceMap {
             return Ok(());
         }
         self.check(id, &service)?;
+        if (before.as_ref()).is_none_or(|entry| entry.service.reach != service.reach) {
+            // Whoever sent to an address that was nobody's must notice; and to a node's own port.
+            epochs.bump(EpochSlot::OUTSIDE);
+            let is_node_port = |reach: &Reach| matches!(reach, Reach::NodePort(_));
+            if service.reach.iter().any(is_node_port) {
+                epochs.bump(EpochSlot::NODE);
+            }
+        }
         if let Some(before) = &before {
             self.forget(&before.service);
         }
