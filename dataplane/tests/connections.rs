@@ -337,7 +337,7 @@ fn the_outside_sees_the_node_and_its_errors_find_the_pod() {
     );
     assert_eq!(quote[20..22], CLIENT.to_be_bytes());
     // About a packet that nobody sent.
-    let mut unknown = sent.clone();
+    let mut unknown = sent;
     unknown[34..36].copy_from_slice(&1_u16.to_be_bytes());
     let stray = error(&unknown, [198, 51, 100, 1]);
     cluster.expect_drop_from_wire(1, stray, DropReason::IcmpErrorUnrelated);
@@ -391,8 +391,7 @@ fn an_unused_address_of_the_nodes_own_pods_is_nobodys() {
     let lost = udp(NEAR, (pod_v4(1, 77), 53), CLIENT, b"?");
     cluster.expect_drop(1, 1, lost, DropReason::NoRoute);
     assert!(cluster.take_from_wire(1).is_empty());
-    let forged = from_outside(1, Ipv4Addr::new(192, 168, 77, 1), (1, 2), b"x");
-    let mut claimed = forged.clone();
+    let mut claimed = from_outside(1, Ipv4Addr::new(192, 168, 77, 1), (1, 2), b"x");
     claimed[26..30].copy_from_slice(&pod_v4(1, 77).octets());
     frames::fix_ipv4_checksum(&mut claimed[14..]);
     cluster.expect_drop_from_wire(1, claimed, DropReason::ForeignPlainSource);
