@@ -4,7 +4,7 @@
 //! Every line of the table compares the packets that the workers of both nodes count before and
 //! after with the least number that the exchange needs, so that a path around the datapath would
 //! show. Pods on one node: each packet enters a worker once. Across nodes: twice, from the pod
-//! and from the wire.
+//! and from the wire. Then a Service balances and a policy denies ([`crate::demo_cluster`]).
 
 use std::collections::BTreeMap;
 
