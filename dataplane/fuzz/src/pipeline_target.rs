@@ -2,20 +2,28 @@
 //! become of it.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use skein_dataplane::fixtures::{UPLINK, endpoint, node, peer, remote};
+use skein_dataplane::fixtures::{
+    UPLINK, endpoint, node, node_v6, peer, pod_v4, remote, underlay, uplink_mac,
+};
 use skein_dataplane::hairpin::{GATEWAY_V4, GATEWAY_V6};
 use skein_dataplane::icmp_error::INTERVAL;
 use skein_dataplane::ids::{LinkId, WorkerId};
 use skein_dataplane::io::packet::Packet;
 use skein_dataplane::io::pool::{FramePool, FrameStore};
-use skein_dataplane::parse::{parse, parse_vxlan};
+use skein_dataplane::parse::{TcpFlags, parse, parse_vxlan};
 use skein_dataplane::pipeline::{Context, Pipeline};
-use skein_dataplane::snapshot::{Snapshot, SnapshotBuilder};
+use skein_dataplane::service::ServiceId;
+use skein_dataplane::snapshot::{
+    Candidate, Exit, FrontendKind, Masquerade, Reach, Service, Snapshot, SnapshotBuilder,
+    TrafficPolicy,
+};
 use skein_dataplane::stats::WorkerStats;
 use skein_dataplane::time::Instant;
 use skein_dataplane::verdict::DropReason;
+use skein_dataplane::wire::ethernet::MacAddr;
 
 const CHUNKS: u32 = 64;
 
@@ -78,6 +86,7 @@ impl Node {
         builder.set_peer(peer(1, 2)).expect("fixtures fit");
         let (address, pod) = remote(2, 1);
         builder.set_remote_pod(address, pod).expect("fixtures fit");
+        connect(&mut builder);
         let store = FrameStore::new(CHUNKS).expect("256 KiB of packet memory");
         Self {
             tables: builder.finish(),
@@ -139,6 +148,60 @@ impl Node {
     }
 }
 
+/// The next hop outside.
+const ROUTER: MacAddr = MacAddr([2, 0x99, 0, 0, 0, 1]);
+
+/// Ways out, Services with backends near, far and nowhere, and node ports: so that frames meet
+/// translations too. Their ports are those of the seeds.
+fn connect(builder: &mut SnapshotBuilder) {
+    let routers: [IpAddr; 2] = [[192, 168, 77, 254].into(), [0xfd77; 8].into()];
+    let ranges = ["0.0.0.0/0", "::/0"];
+    let exits = ranges.iter().zip(routers).map(|(range, router)| {
+        let exit = Exit {
+            uplink: 0,
+            gateway: Some(router),
+            src_mac: uplink_mac(1),
+            mtu: 1500,
+        };
+        (range.parse().expect("a range"), Some(exit))
+    });
+    builder.set_exits(exits);
+    builder.set_neighbours(routers.map(|router| ((0, router), ROUTER)));
+    builder.set_masquerade(&Masquerade {
+        enabled: true,
+        exclude: vec![],
+    });
+    let mut id = 0;
+    for protocol in [6, 17, 132] {
+        for (last, backends) in [(1, &[(1, 1), (1, 2), (2, 1)][..]), (2, &[])] {
+            id += 1;
+            let candidate = |&(node, pod): &(u8, u8)| Candidate {
+                address: pod_v4(node, pod).into(),
+                port: 53,
+                local: node == 1,
+                cluster: true,
+                node: node == 1,
+            };
+            let address = [10, 96, 0, last].into();
+            let service = Service {
+                protocol,
+                ipv4: true,
+                reach: vec![
+                    Reach::Address(FrontendKind::ClusterIp, address, 53),
+                    Reach::NodePort(30_000 + u16::from(last)),
+                ],
+                candidates: backends.iter().map(candidate).collect(),
+                internal: TrafficPolicy::Cluster,
+                external: TrafficPolicy::Cluster,
+                affinity: None,
+                source_ranges: vec![],
+            };
+            let id = ServiceId::new(id).expect("not zero");
+            builder.set_service(id, service).expect("fixtures fit");
+        }
+    }
+}
+
 /// A packet ends in exactly one way: it is dropped, with an error to its sender or without; it
 /// is answered, or heard; it is forwarded, or its fragments are.
 fn check_ends(counts: Counts, forwarded: &[(LinkId, Vec<u8>)], ingress: LinkId) {
@@ -157,7 +220,8 @@ fn check_ends(counts: Counts, forwarded: &[(LinkId, Vec<u8>)], ingress: LinkId) 
             assert_eq!(*link, ingress, "an error went elsewhere");
             assert_ne!(ingress, UPLINK, "an error went to the wire");
             let error = parse(bytes, bytes.len()).expect("an error is well formed");
-            assert!(error.is_icmp_error());
+            let is_reset = error.tcp_flags.contains(TcpFlags::RST);
+            assert!(error.is_icmp_error() || is_reset);
         }
         (0, 0, 0, 2.., count) => {
             assert_eq!(fragments, count as u64, "each fragment is counted");
@@ -174,8 +238,15 @@ fn check_ends(counts: Counts, forwarded: &[(LinkId, Vec<u8>)], ingress: LinkId) 
 /// What leaves must be something that the next one in line takes.
 fn check_forwarded(link: LinkId, bytes: &[u8]) {
     let outer = parse(bytes, bytes.len()).expect("a forwarded frame is well formed");
-    if link == UPLINK {
-        let tunnel = parse_vxlan(bytes, &outer).expect("only the overlay leaves by the uplink");
+    if link == UPLINK && outer.l2.dst == ROUTER {
+        let own = [underlay(1), node_v6(1)];
+        assert!(
+            own.contains(&outer.src()),
+            "outside under an address of its own"
+        );
+        assert!(outer.ttl >= 1, "an expired packet left");
+    } else if link == UPLINK {
+        let tunnel = parse_vxlan(bytes, &outer).expect("the overlay's, or for outside");
         let inner = &bytes[usize::from(tunnel.inner_offset)..];
         let inner = parse(inner, inner.len()).expect("its inner frame is well formed");
         assert!(inner.ttl >= 1, "an expired packet left");
