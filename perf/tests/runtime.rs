@@ -209,8 +209,9 @@ fn a_demo_that_does_not_go_through_af_xdp_fails() {
         let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
         table.lines().filter(has_all).count()
     };
-    // Everything between pods works by kernel routing, and all of it counts as failed.
-    assert_eq!(lines(&["FAILED"]), 12, "{table}");
+    // Everything between pods works by kernel routing, and all of it counts as failed; and so do
+    // the Service and the policy, which nobody serves and keeps.
+    assert_eq!(lines(&["FAILED"]), 12 + 2, "{table}");
     assert_eq!(
         lines(&["FAILED", "same node", "the workers saw 0"]),
         6,
