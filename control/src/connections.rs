@@ -216,13 +216,13 @@ fn show(entry: &Entry) -> ConnectionView {
     ConnectionView {
         protocol: protocol_name(protocol),
         state: entry.state_name.to_owned(),
-        source: address(src),
+        source: ipv6::ip_of_mapped(src),
         source_port: src_port,
-        destination: address(dst),
+        destination: ipv6::ip_of_mapped(dst),
         destination_port: dst_port,
-        reply_source: address(entry.reply.src),
+        reply_source: ipv6::ip_of_mapped(entry.reply.src),
         reply_source_port: entry.reply.src_port,
-        reply_destination: address(entry.reply.dst),
+        reply_destination: ipv6::ip_of_mapped(entry.reply.dst),
         reply_destination_port: entry.reply.dst_port,
         masqueraded: entry.masquerade.is_some(),
         idle_seconds: entry.idle.as_secs(),
@@ -308,15 +308,6 @@ pub fn protocol_name(number: u8) -> String {
         protocol::ICMP => "icmp".into(),
         protocol::ICMPV6 => "icmpv6".into(),
         other => other.to_string(),
-    }
-}
-
-fn address(bytes: [u8; 16]) -> IpAddr {
-    if ipv6::is_v4_mapped(&bytes) {
-        let [.., a, b, c, d] = bytes;
-        IpAddr::from([a, b, c, d])
-    } else {
-        IpAddr::from(bytes)
     }
 }
 

@@ -225,18 +225,18 @@ impl History {
 
     fn show(&self, number: u64, event: &FlowEvent, names: &Names, tables: &Snapshot) -> FlowView {
         let (from, to) = (&event.tuple, &event.translated);
-        let destination = address(to.dst);
+        let destination = ipv6::ip_of_mapped(to.dst);
         let reply = event.direction == Some(Direction::Reply);
         // An answer is translated where it comes from, anything else where it goes.
         let service = if to.dst != from.dst && !reply {
-            end_text(address(from.dst), from.dst_port)
+            end_text(ipv6::ip_of_mapped(from.dst), from.dst_port)
         } else {
             String::new()
         };
         FlowView {
             number,
             time: utc(self.origin + Duration::from_nanos(event.at.nanos())),
-            source: names.end(address(from.src), from.src_port, tables),
+            source: names.end(ipv6::ip_of_mapped(from.src), from.src_port, tables),
             destination: names.end(destination, to.dst_port, tables),
             service,
             protocol: protocol_name(from.protocol),
@@ -261,7 +261,7 @@ impl Names {
     fn of<'a>(events: impl Iterator<Item = &'a FlowEvent>, state: &ClusterState) -> Self {
         let wanted: BTreeSet<IpAddr> = events
             .flat_map(|event| [event.tuple.src, event.translated.dst])
-            .map(address)
+            .map(ipv6::ip_of_mapped)
             .collect();
         let mut names = BTreeMap::new();
         for pod in state.pods().filter(|pod| !pod.host_network) {
@@ -315,7 +315,7 @@ fn identity(address: IpAddr, tables: &Snapshot) -> IdentityId {
 
 fn stage(event: &FlowEvent, tables: &Snapshot) -> &'static str {
     let Some(reason) = event.dropped else {
-        let to = address(event.translated.dst);
+        let to = ipv6::ip_of_mapped(event.translated.dst);
         return if tables.local(to).is_some() {
             "to-endpoint"
         } else if tables.node().addresses.contains(&to) {
@@ -383,15 +383,6 @@ fn flags(flags: TcpFlags) -> String {
         .map(|(_, name)| *name)
         .collect();
     set.join(",")
-}
-
-fn address(bytes: [u8; 16]) -> IpAddr {
-    if ipv6::is_v4_mapped(&bytes) {
-        let [.., a, b, c, d] = bytes;
-        IpAddr::from([a, b, c, d])
-    } else {
-        IpAddr::from(bytes)
-    }
 }
 
 fn end_text(address: IpAddr, port: u16) -> String {

@@ -554,10 +554,14 @@ impl Agent {
             }
         }
         self.faults.tables.clone_from(&compiled.faults);
+        self.services.moved(&compiled.moved);
+        let services_change = self.services.is_stale();
         let compiled = self.with_services(compiled);
         self.hand_over(compiled);
-        let node_ports = self.services.node_ports(&self.state);
-        self.datapath.claim_node_ports(node_ports);
+        if services_change {
+            let node_ports = self.services.node_ports(&self.state);
+            self.datapath.claim_node_ports(node_ports);
+        }
         if !std::mem::replace(&mut self.settled, true) {
             self.datapath.settle_claims();
         }
@@ -565,7 +569,6 @@ impl Agent {
     }
 
     fn with_services(&mut self, compiled: Compiled) -> Compiled {
-        self.services.moved(&compiled.moved);
         let (tables, faults) = self.services.apply(&self.state, compiled.tables);
         for fault in faults {
             tracing::warn!("{fault}");

@@ -297,13 +297,7 @@ impl Services {
         else {
             return Vec::new();
         };
-        let own = state.node(&self.node);
-        let place = Place {
-            tables,
-            node: &self.node,
-            zone: own.map_or("", |own| &own.zone),
-            ranges: own.map_or(&[], |own| &own.pod_cidrs),
-        };
+        let place = place(&self.node, state, tables);
         record.faults = spec::faults(service, self.node_ports);
         let mut desired = Vec::new();
         for cluster_ip in &service.cluster_ips {
@@ -488,13 +482,7 @@ impl Services {
         ) else {
             return Vec::new();
         };
-        let own = state.node(&self.node);
-        let place = Place {
-            tables,
-            node: &self.node,
-            zone: own.map_or("", |own| &own.zone),
-            ranges: own.map_or(&[], |own| &own.pod_cidrs),
-        };
+        let place = place(&self.node, state, tables);
         let slices = (record.slices.iter()).filter_map(|slice| state.slice(slice));
         served(service, number, port.ipv4, slices, &place)
     }
@@ -549,6 +537,17 @@ fn describe(reach: Reach, protocol: Protocol) -> String {
     match reach {
         Reach::Address(_, ip, port) => format!("{ip} port {port} ({protocol})"),
         Reach::NodePort(port) => format!("nodePort {port} ({protocol})"),
+    }
+}
+
+/// Where endpoints are looked at from: this node.
+fn place<'a>(node: &'a str, state: &'a ClusterState, tables: &'a Snapshot) -> Place<'a> {
+    let own = state.node(node);
+    Place {
+        tables,
+        node,
+        zone: own.map_or("", |own| &own.zone),
+        ranges: own.map_or(&[], |own| &own.pod_cidrs),
     }
 }
 

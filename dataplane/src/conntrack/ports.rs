@@ -161,12 +161,7 @@ impl PortPool {
         attempt: u32,
     ) -> Option<PortLease> {
         let number = kind_of(internal.protocol, external_family_v4)?;
-        let search = Search {
-            pool: self,
-            number,
-            kind: &self.kinds[number],
-            fingerprint: self.fingerprint(internal),
-        };
+        let search = self.search(number, internal);
         let found = (attempt < MAX_ATTEMPTS && search.ports() > 0)
             .then(|| search.find(excluded, attempt))
             .flatten();
@@ -186,12 +181,7 @@ impl PortPool {
         port: u16,
     ) -> Option<PortLease> {
         let number = kind_of(internal.protocol, external_family_v4)?;
-        let search = Search {
-            pool: self,
-            number,
-            kind: &self.kinds[number],
-            fingerprint: self.fingerprint(internal),
-        };
+        let search = self.search(number, internal);
         let index = usize::from(port.checked_sub(self.first)?);
         if index >= search.ports() {
             return None;
@@ -256,6 +246,15 @@ impl PortPool {
     #[must_use]
     pub fn shared(&self) -> u64 {
         self.shared.load(Ordering::Relaxed)
+    }
+
+    fn search(&self, number: usize, internal: &Tuple) -> Search<'_> {
+        Search {
+            pool: self,
+            number,
+            kind: &self.kinds[number],
+            fingerprint: self.fingerprint(internal),
+        }
     }
 
     fn lease_of(&self, number: usize, index: usize) -> PortLease {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use super::party::{self, Party, Place};
 use super::route::Speaker;
-use super::{Ask, Depends, Way, address_of, judge, mapped, route};
+use super::{Ask, Depends, Way, judge, route};
 use crate::classify::Source;
 use crate::conntrack::{
     CreateError, Direction, Found, NewConnection, Phase, PortLease, Segment, State, Tuple,
@@ -18,6 +18,7 @@ use crate::flow::Action;
 use crate::ids::{EndpointId, IdentityId};
 use crate::service::{self, Backend, Choice, Client, Frontend, ServiceId};
 use crate::verdict::DropReason;
+use crate::wire::ipv6::{ip_of_mapped, ip_to_mapped};
 use crate::wire::protocol;
 use crate::wire::tcp::TcpFlags;
 
@@ -44,7 +45,7 @@ pub(super) fn known(ask: &Ask<'_>, tuple: &Tuple, depends: &mut Depends<'_>) -> 
         opens && state.is_none_or(ended)
     };
     let is_unserved = || {
-        let (backend, port) = (address_of(found.reply.src), found.reply.src_port);
+        let (backend, port) = (ip_of_mapped(found.reply.src), found.reply.src_port);
         let is_udp = tuple.protocol == protocol::UDP;
         is_udp && service.is_some_and(|service| !ask.tables.is_backend(service, backend, port))
     };
@@ -59,7 +60,7 @@ pub(super) fn known(ask: &Ask<'_>, tuple: &Tuple, depends: &mut Depends<'_>) -> 
 /// back from a journal, or that was there first.
 fn service_at(ask: &Ask<'_>, original: &Tuple) -> Option<ServiceId> {
     let frontend = Frontend {
-        address: address_of(original.dst),
+        address: ip_of_mapped(original.dst),
         port: original.dst_port,
         protocol: original.protocol,
     };
@@ -96,10 +97,10 @@ pub(super) fn open(
     let backend = backend(ask, sender, tuple, depends)?;
     let mut forward = *tuple;
     if let Some(backend) = &backend {
-        forward.dst = mapped(backend.address);
+        forward.dst = ip_to_mapped(backend.address);
         forward.dst_port = backend.port;
     }
-    let receiver = party::at(ask.tables, address_of(forward.dst), depends);
+    let receiver = party::at(ask.tables, ip_of_mapped(forward.dst), depends);
     judge(
         ask.tables,
         sender,
@@ -142,7 +143,7 @@ pub(super) fn backend(
         Source::Overlay { .. } => return Ok(None),
     };
     let frontend = Frontend {
-        address: address_of(tuple.dst),
+        address: ip_of_mapped(tuple.dst),
         port: tuple.dst_port,
         protocol: tuple.protocol,
     };
@@ -213,7 +214,7 @@ fn keep(
         let mut translated = forward;
         let mut masquerade: Option<PortLease> = None;
         if let Some(address) = source {
-            translated.src = mapped(address);
+            translated.src = ip_to_mapped(address);
             masquerade = shared.ports.lease(
                 &forward,
                 address.is_ipv4(),

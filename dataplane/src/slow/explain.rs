@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::party::{self, Party, Place};
-use super::{Ask, Depends, address_of, connect, mapped, route};
+use super::{Ask, Depends, connect, route};
 use crate::classify;
 use crate::conntrack::{Direction, Limits, PortPool, Tuple};
 use crate::flow::Delivery;
@@ -17,6 +17,7 @@ use crate::snapshot::{Endpoint, Snapshot};
 use crate::time::Instant;
 use crate::verdict::DropReason;
 use crate::wire::ethernet::{ETHER_TYPE_IPV4, ETHER_TYPE_IPV6};
+use crate::wire::ipv6::{ip_of_mapped, ip_to_mapped};
 use crate::wire::{ethernet, icmp, icmpv6, ipv4, ipv6, protocol, sctp, tcp, udp};
 
 /// The packet to ask about: the first of a connection that a pod begins.
@@ -122,10 +123,10 @@ fn walk(ask: &Ask<'_>, headers: &Headers, explanation: &mut Explanation) -> Resu
     explanation.backend = connect::backend(ask, &sender, &tuple, &mut depends)?;
     let mut forward = tuple;
     if let Some(backend) = &explanation.backend {
-        forward.dst = mapped(backend.address);
+        forward.dst = ip_to_mapped(backend.address);
         forward.dst_port = backend.port;
     }
-    let receiver = party::at(ask.tables, address_of(forward.dst), &mut depends);
+    let receiver = party::at(ask.tables, ip_of_mapped(forward.dst), &mut depends);
     explanation.receiver = Some((receiver.address, forward.dst_port, receiver.identity));
     let (protocol, port) = (tuple.protocol, forward.dst_port);
     explanation.egress = judgement(ask.tables, &sender, Side::Egress, &receiver, protocol, port);

@@ -33,7 +33,7 @@ use crate::snapshot::{EpochSlot, EpochStamp, Snapshot};
 use crate::time::Instant;
 use crate::translate::Translation;
 use crate::verdict::DropReason;
-use crate::wire::ipv6;
+use crate::wire::ipv6::ip_of_mapped;
 
 pub(crate) use self::connect::is_opening;
 pub use self::explain::{Exit, Explanation, Probe, explain};
@@ -218,7 +218,7 @@ fn go_on<'a>(
     way: Way,
     depends: &mut Depends<'_>,
 ) -> Result<(Way, Action), DropReason> {
-    let receiver = party::at(ask.tables, address_of(way.to.dst), depends);
+    let receiver = party::at(ask.tables, ip_of_mapped(way.to.dst), depends);
     match way.direction {
         Direction::Original => {
             judge(
@@ -248,7 +248,7 @@ fn go_on<'a>(
     let identity = if way.to.src == tuple.src {
         sender.identity
     } else {
-        party::at(ask.tables, address_of(way.to.src), depends).identity
+        party::at(ask.tables, ip_of_mapped(way.to.src), depends).identity
     };
     let speaker = Speaker {
         identity,
@@ -296,8 +296,8 @@ pub fn relate(ask: &Ask<'_>, quote: &Quote) -> Result<Related, DropReason> {
         Direction::Reply => found.original.reversed(),
     };
     // An error about our own packet, sent to us: whoever sends it must have been on its path.
-    let receiver = party::at(ask.tables, address_of(to.dst), &mut depends);
-    let other = party::at(ask.tables, address_of(answer.src), &mut depends);
+    let receiver = party::at(ask.tables, ip_of_mapped(to.dst), &mut depends);
+    let other = party::at(ask.tables, ip_of_mapped(answer.src), &mut depends);
     match found.direction {
         Direction::Original => judge(ask.tables, &other, &receiver, to.dst_port, to.protocol)?,
         Direction::Reply => judge(ask.tables, &receiver, &other, answer.src_port, to.protocol)?,
@@ -380,23 +380,5 @@ impl<'a> Depends<'a> {
             self.stamps[self.used] = stamp;
             self.used += 1;
         }
-    }
-}
-
-/// An address as tables have it, of one that may be IPv4-mapped.
-fn address_of(bytes: [u8; 16]) -> IpAddr {
-    if ipv6::is_v4_mapped(&bytes) {
-        let [.., a, b, c, d] = bytes;
-        IpAddr::from([a, b, c, d])
-    } else {
-        IpAddr::from(bytes)
-    }
-}
-
-/// An address as tuples have it.
-fn mapped(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => ipv6::v4_mapped(v4.octets()),
-        IpAddr::V6(v6) => v6.octets(),
     }
 }

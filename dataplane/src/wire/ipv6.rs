@@ -24,6 +24,8 @@
 //! Options are stepped over, never read; jumbograms (RFC 2675) are not supported. There is
 //! no header checksum.
 
+use std::net::IpAddr;
+
 use super::ipv4::ECN_MASK;
 use super::{ParseError, array_at, protocol, put_u16, u16_at, u32_at};
 
@@ -225,6 +227,26 @@ pub const V4_MAPPED_PREFIX: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff
 #[must_use]
 pub const fn v4_mapped([a, b, c, d]: [u8; 4]) -> [u8; 16] {
     [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d]
+}
+
+/// The address that those bytes are, IPv4 where they are [mapped](v4_mapped).
+#[must_use]
+pub fn ip_of_mapped(bytes: [u8; 16]) -> IpAddr {
+    if is_v4_mapped(&bytes) {
+        let [.., a, b, c, d] = bytes;
+        IpAddr::from([a, b, c, d])
+    } else {
+        IpAddr::from(bytes)
+    }
+}
+
+/// The bytes of an address, [mapped](v4_mapped) where it is IPv4.
+#[must_use]
+pub fn ip_to_mapped(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4_mapped(v4.octets()),
+        IpAddr::V6(v6) => v6.octets(),
+    }
 }
 
 /// Read view of an extension header of any kind but fragment.
